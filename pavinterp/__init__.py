@@ -1,0 +1,48 @@
+"""The public names of pavinterp and nothing else; each is imported when first used.
+
+`import pavinterp as pi` therefore costs milliseconds: torch, transformers, pandas and matplotlib arrive with the
+first `pi.load`, `pi.measure` or `pi.plots`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME below, which is what runs
+    from pavinterp import plots as plots
+    from pavinterp.errors import UserError as UserError
+    from pavinterp.models import load as load
+    from pavinterp.run import Run as Run
+    from pavinterp.run import measure as measure
+    from pavinterp.stimuli import corpus as corpus
+    from pavinterp.stimuli import repeated_random_tokens as repeated_random_tokens
+    from pavinterp.stimuli import tokenise as tokenise
+    from pavinterp.tables import describe as describe
+
+_HOME = {
+    "Run": "run",
+    "UserError": "errors",
+    "corpus": "stimuli",
+    "describe": "tables",
+    "load": "models",
+    "measure": "run",
+    "plots": "plots",
+    "repeated_random_tokens": "stimuli",
+    "tokenise": "stimuli",
+}  # public name: the module it lives in (`plots` is the module itself)
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pavinterp' has no attribute {name!r}")
+    module = import_module(f"pavinterp.{_HOME[name]}")
+    value = module if name == _HOME[name] else getattr(module, name)
+    globals()[name] = value  # found at once from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

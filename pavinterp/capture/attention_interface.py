@@ -1,0 +1,152 @@
+"""Capture through transformers' attention registry: stands where the model calls attention, and lets its kernel run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from pavinterp.capture.call import AttentionCall
+from pavinterp.errors import UserError
+
+PREFIX = "pavinterp_"
+OUTPUT_PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense", "wo")
+
+
+@dataclass
+class _Session:
+    """One capture in progress: what to do with a layer, and the call that waits for its output projection."""
+
+    on_layer: Callable[[AttentionCall], None]
+    layers: set[int] | None
+    pending: dict[int, dict[str, Any]] = field(default_factory=dict)  # by id of the attention module
+    hooks: ExitStack = field(default_factory=ExitStack)
+    hooked: set[int] = field(default_factory=set)
+
+
+_session: ContextVar[_Session | None] = ContextVar("pavinterp_capture", default=None)
+
+
+@contextmanager
+def capture(
+    model: nn.Module, on_layer: Callable[[AttentionCall], None], layers: set[int] | None = None
+) -> Iterator[None]:
+    """While active, every forward pass of `model` hands each attention layer's call to `on_layer`, once.
+
+    The model's own kernel (sdpa, flash, eager) computes the output. `on_layer` runs when the output
+    projection is about to be applied, so it sees what the model really goes on with; one layer is held
+    at a time. On exit the model's configuration and hooks are as they were, also after an exception.
+
+    Args:
+        model: a Hugging Face model whose attention goes through the registry.
+        on_layer: called with each captured layer of each forward pass.
+        layers: layer indices to capture; None is all.
+
+    Raises:
+        UserError: an attention module has no output projection under a known name.
+    """
+    session = _Session(on_layer, layers)
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    before = {key: getattr(config, "_attn_implementation_internal", None) for key, config in configs.items()}
+    token = _session.set(session)
+    try:
+        for key, config in configs.items():
+            kernel = (before[key] or "eager").removeprefix(PREFIX)
+            _register(kernel)
+            config._attn_implementation_internal = PREFIX + kernel
+        with session.hooks:
+            yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation_internal = before[key]
+        _session.reset(token)
+
+
+def _register(kernel: str) -> None:
+    """Put our attention function beside `kernel`, and its mask function too: without one the model sees the future."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    masks = AttentionMaskInterface()
+    name = PREFIX + kernel
+    if kernel in masks:
+        AttentionMaskInterface.register(name, masks[kernel])
+    elif kernel != "eager":
+        raise UserError(f"attention implementation {kernel!r} has no mask function in transformers; use sdpa or eager")
+
+    def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any):
+        output = _kernel(module, kernel)(module, query, key, value, mask, *args, **kwargs)
+        session = _session.get()
+        if session is not None:
+            _remember(session, module, query, key, value, mask, args, kwargs)
+        return output
+
+    AttentionInterface.register(name, attend)
+
+
+def _kernel(module: nn.Module, kernel: str) -> Callable[..., Any]:
+    """The function the model would have called: from its own modeling file, which may override the registry."""
+    for cls in type(module).__mro__:
+        source = vars(sys.modules.get(cls.__module__, object()))
+        eager, registry = source.get("eager_attention_forward"), source.get("ALL_ATTENTION_FUNCTIONS")
+        if registry is not None:
+            return registry.get_interface(kernel, eager)
+    raise UserError(f"{type(module).__name__} calls attention outside transformers' registry; it cannot be captured")
+
+
+def _remember(
+    session: _Session, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, args: tuple, kwargs: dict
+) -> None:
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise UserError(f"{type(module).__name__} does not say which layer it is (layer_idx); it cannot be captured")
+    if session.layers is not None and layer not in session.layers:
+        return
+    if not isinstance(mask, Tensor) or mask.ndim != 4:
+        mask = None  # kernels without a 4-D mask (flash) take causality and window as arguments
+    scale = kwargs.get("scaling")
+    causal = kwargs.get("is_causal")
+    sinks = kwargs.get("s_aux")
+    session.pending[id(module)] = {
+        "layer": int(layer),
+        "queries": query,
+        "keys": key,
+        "values": value,
+        "mask": mask,
+        "causal": bool(getattr(module, "is_causal", True) if causal is None else causal),
+        "scale": float(scale if scale is not None else query.shape[-1] ** -0.5),
+        "softcap": kwargs.get("softcap"),
+        "window": kwargs.get("sliding_window"),
+        "sinks": sinks.detach() if isinstance(sinks, Tensor) else None,
+    }
+    if id(module) not in session.hooked:
+        session.hooked.add(id(module))
+        handle = output_projection(module).register_forward_pre_hook(_finish(session, module))
+        session.hooks.callback(handle.remove)
+
+
+def output_projection(module: nn.Module) -> nn.Module:
+    """The attention module's `W_O`.
+
+    Raises:
+        UserError: no child under a known name; lists the children.
+    """
+    for name in OUTPUT_PROJECTIONS:
+        child = getattr(module, name, None)
+        if isinstance(child, nn.Module):
+            return child
+    children = ", ".join(name for name, _ in module.named_children())
+    raise UserError(f"{type(module).__name__}: no output projection among its children ({children})")
+
+
+def _finish(session: _Session, module: nn.Module) -> Callable[[nn.Module, tuple], None]:
+    def hook(projection: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        call = session.pending.pop(id(module), None)
+        if call is not None:
+            session.on_layer(AttentionCall(response=inputs[0], projection=projection, **call))
+
+    return hook

@@ -1,0 +1,143 @@
+"""AttentionCall: what one attention call consumed and what the model went on with, and how Trials are cut from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from pavinterp.errors import UserError
+from pavinterp.trials import Trials
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One layer, one batch; tensors are the model's own, never copies.
+
+    Attributes:
+        layer: index of the layer in the model.
+        queries, keys, values: as the kernel consumed them (after rotary embedding and q/k normalisation,
+            grouped-query heads not expanded).
+        mask: as the kernel received it: None, boolean (True is visible) or additive.
+        causal: whether the kernel is causal where `mask` is None.
+        scale, softcap, window, sinks: the kernel's own.
+        response: what the output projection received: the attention output the model went on with.
+        projection: the output projection module (`W_O`).
+    """
+
+    layer: int
+    queries: Float[Tensor, "batch heads n d_k"]
+    keys: Float[Tensor, "batch kv_heads n d_k"]
+    values: Float[Tensor, "batch kv_heads n d_v"]
+    mask: Tensor | None
+    causal: bool
+    scale: float
+    softcap: float | None
+    window: int | None
+    sinks: Float[Tensor, "heads"] | None
+    response: Float[Tensor, "batch n heads_d_v"]
+    projection: nn.Module
+
+
+def score_bias(
+    call: AttentionCall, sequence: int, tests: Int[Tensor, "tests"], n: int
+) -> Float[Tensor, "heads_or_1 tests n"]:
+    """Rows of the mask as something to add to scores, for the first `n` positions of one sequence.
+
+    Raises:
+        UserError: a test sees the future (not a decoder), or sees nothing at all.
+    """
+    dtype = torch.float64 if call.keys.dtype == torch.float64 else torch.float32
+    key_position = torch.arange(n, device=call.keys.device)
+    if call.mask is None:
+        later = key_position[None] > tests[:, None]
+        hidden = later if call.causal else torch.zeros_like(later)
+        if call.window is not None:  # kernels that take the window as a number (flash) get no mask
+            hidden = hidden | (key_position[None] <= tests[:, None] - call.window)
+        bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))[None]
+    else:
+        batch = sequence if call.mask.shape[0] > 1 else 0
+        rows = call.mask[batch][:, tests, :n] if call.mask.shape[2] > 1 else call.mask[batch][:, :, :n]
+        if rows.dtype == torch.bool:
+            bias = torch.zeros(rows.shape, dtype=dtype, device=rows.device).masked_fill_(~rows, float("-inf"))
+        else:  # a masked score may be the dtype's lowest finite number instead of -inf
+            lowest = torch.finfo(rows.dtype).min / 2
+            bias = rows.to(dtype).masked_fill(rows <= lowest, float("-inf"))
+        bias = bias.expand(bias.shape[0], len(tests), n)
+    return bias
+
+
+def trials(
+    call: AttentionCall,
+    sequence: int,
+    tokens: Int[Tensor, "n"],
+    tests: Int[Tensor, "tests"],
+    weights: Float[Tensor, "tests"],
+    write: Float[Tensor, "heads d_v d_w"],
+    rng_seed: int,
+) -> Trials:
+    """Cut one sequence's Trials from a call; padding beyond `len(tokens)` is left out."""
+    n = len(tokens)
+    dtype = torch.float64 if call.keys.dtype == torch.float64 else torch.float32
+    return Trials(
+        layer=call.layer,
+        tokens=tokens,
+        tests=tests,
+        weights=weights.to(dtype),
+        queries=call.queries[sequence, :, :n].to(dtype),
+        keys=call.keys[sequence, :, :n].to(dtype),
+        values=call.values[sequence, :, :n].to(dtype),
+        bias=score_bias(call, sequence, tests, n),
+        scale=call.scale,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        window=call.window,
+        write=write,
+        rng_seed=rng_seed,
+    )
+
+
+def output_weight(projection: nn.Module, heads: int, d_v: int) -> Float[Tensor, "heads d_v width"]:
+    """Each head's block of `W_O`, from any linear-like module (plain, Conv1D, quantised, with adapters).
+
+    Raises:
+        UserError: the projection does not take `heads * d_v` features.
+    """
+    weight = getattr(projection, "weight", None)
+    if type(projection) is nn.Linear and weight is not None and weight.is_floating_point():
+        block = weight.detach().T
+    elif type(projection).__name__ == "Conv1D" and weight is not None:
+        block = weight.detach()
+    else:  # whatever it computes is linear: read the matrix off the unit vectors
+        parameter = next(projection.parameters())
+        dtype = parameter.dtype if parameter.is_floating_point() else torch.float32
+        eye = torch.eye(heads * d_v, dtype=dtype, device=parameter.device)
+        zero = torch.zeros_like(eye[:1])
+        try:
+            with torch.no_grad():
+                block = projection(eye) - projection(zero)
+        except RuntimeError:  # it does not take that many features
+            block = zero[:0]
+    if block.shape[0] != heads * d_v:
+        kind = type(projection).__name__
+        raise UserError(
+            f"the output projection ({kind}) does not take what the captured attention puts out ({heads} heads x {d_v}): "
+            "something between them is not captured; this architecture cannot be measured"
+        )
+    return block.reshape(heads, d_v, -1)
+
+
+def write_factor(weight: Float[Tensor, "heads d_v width"], dtype: torch.dtype) -> Float[Tensor, "heads d_v d_v"]:
+    """`R` with `R R^T = W_O W_O^T` per head (theory section 1, remedy 2), computed in float64.
+
+    Lower-triangular Cholesky factor where `W_O` has full row rank, else the symmetric square root.
+    """
+    wide = weight.detach().to("cpu", torch.float64)
+    gram = wide @ wide.mT
+    factor, info = torch.linalg.cholesky_ex(gram)
+    if bool((info > 0).any()) or not bool(torch.isfinite(factor).all()):
+        eigenvalue, eigenvector = torch.linalg.eigh(gram)
+        factor = eigenvector * eigenvalue.clamp_min(0).sqrt()[:, None, :] @ eigenvector.mT
+    return factor.to(weight.device, dtype)

@@ -1,0 +1,270 @@
+"""The `pavinterp` command: parse, call the API, print. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from pavinterp import __version__
+from pavinterp.options import (
+    Batch,
+    Bos,
+    Context,
+    CorpusOption,
+    Device,
+    Dtype,
+    Json,
+    Layers,
+    Model,
+    Out,
+    Overwrite,
+    Quiet,
+    Revision,
+    Seed,
+    Sequences,
+    Tests,
+    Trust,
+    name_of,
+    parse_layers,
+    parse_tests,
+)
+
+
+class Group(TyperGroup):
+    """The commands, ended by one line and an exit code whatever happens in them."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from pavinterp import exits
+
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # a reader that went away is noticed here and not at exit
+            return result
+        except BaseException as error:
+            if isinstance(error, (SystemExit, typer.Exit, typer.Abort)) or _is_usage_error(error):
+                raise
+            raise typer.Exit(exits.end(error)) from error
+
+
+app = typer.Typer(
+    cls=Group,
+    name="pavinterp",
+    help="How many associations does each attention head of a transformer hold, "
+    "against the capacity of an associative memory of its width?",
+    epilog="pavinterp report: measures the embedded model, needs no network.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: half the time to answer, and it reads the same in a pipe
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _measuring(pages: bool) -> Callable[..., None]:
+    """The function behind `report` (with pages) and `measure` (tables only): the same options, the same steps."""
+
+    def command(
+        ctx: typer.Context,
+        model: Model = "demo",
+        corpus: CorpusOption = "demo",
+        context: Context = None,
+        sequences: Sequences = None,
+        bos: Bos = "auto",
+        tests: Tests = "64",
+        layers: Layers = None,
+        batch: Batch = None,
+        device: Device = "auto",
+        dtype: Dtype = "float32",
+        seed: Seed = 0,
+        revision: Revision = None,
+        trust_remote_code: Trust = False,
+        out: Out = None,
+        overwrite: Overwrite = False,
+        as_json: Json = False,
+        quiet: Quiet = False,
+    ) -> None:
+        from pavinterp.output import check_folder
+        from pavinterp.progress import progress_to
+
+        number_of_tests, chosen_layers = parse_tests(tests), parse_layers(layers)
+        where = os.path.join("reports", name_of(model)) if out is None else out
+        check_folder(where, overwrite)  # before the work, not after it
+        folder = Path(where)
+
+        import pavinterp as pi
+        from pavinterp import terminal
+
+        _quiet_libraries()
+        with progress_to(quiet=quiet) as progress:
+            with progress.stage(f"reading {corpus}"):  # first: quicker to find fault with than a model
+                text = pi.corpus(corpus)
+            with progress.stage(f"loading {model}"):
+                handle = pi.load(
+                    model, revision=revision, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+                )
+            run = pi.measure(
+                handle,
+                text,
+                context=context,
+                sequences=sequences,
+                tests=number_of_tests,
+                layers=chosen_layers,
+                seed=seed,
+                batch=batch,
+                bos=bos,
+                examples=pages,
+                progress=progress,
+                command=ctx.obj["command"],
+            )
+            with progress.stage(f"writing {folder}"):
+                if pages:
+                    run.report(folder, overwrite=overwrite)
+                else:
+                    run.save(folder, overwrite=overwrite)
+        page = folder / "index.html" if pages else None
+        if as_json:
+            terminal.print_json({"folder": folder.absolute(), "page": page and page.absolute(), **run.manifest})
+            return
+        print(*terminal.run_lines(run.manifest, run.heads()), page or folder, sep="\n")
+
+    return command
+
+
+app.command("report", help="Measure a model, write a report to read in a browser.")(_measuring(True))
+app.command("measure", help="Measure a model, write its tables only.")(_measuring(False))
+
+
+@app.command()
+def heads(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that report or measure wrote.")],
+    sort: Annotated[str | None, typer.Option(metavar="COLUMN", help="Largest first.")] = None,
+    top: Annotated[int | None, typer.Option(min=1, metavar="N", help="The first N only.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help='All columns, as JSON; missing numbers are null, endless ones "inf".')
+    ] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="All columns, as CSV.")] = False,
+) -> None:
+    """Print the table of heads of a run."""
+    from pavinterp import store, terminal
+    from pavinterp.errors import UserError
+
+    if as_json and as_csv:
+        raise UserError("--json and --csv: choose one of them")
+    table = terminal.sorted_heads(store.read_heads(run), sort, top)
+    if as_csv:
+        table.to_csv(sys.stdout)
+    elif as_json:
+        terminal.print_json({"run": run.absolute(), "model": store.read_manifest(run)["model"], "heads": table})
+    else:
+        terminal.print_heads(table, also=sort)
+
+
+@app.command()
+def verify(
+    model: Model,
+    layers: Layers = None,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    revision: Revision = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say whether and how exactly a model can be measured.
+
+    Prints by which path its attention is captured and the certificate of every layer.
+    """
+    from pavinterp.progress import progress_to
+
+    chosen_layers = parse_layers(layers)
+    import pavinterp as pi
+    from pavinterp import terminal
+    from pavinterp.run import verify as verify_model
+
+    _quiet_libraries()
+    with progress_to(quiet=quiet) as progress:
+        with progress.stage(f"loading {model}"):
+            handle = pi.load(model, revision=revision, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        with progress.stage("verifying"):
+            result = verify_model(handle, layers=chosen_layers)
+    if as_json:
+        terminal.print_json(result)
+    else:
+        terminal.print_verification(result)
+    if not result["passed"]:
+        raise typer.Exit(2)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 our fault, 2 the user's to change."""
+    signal.signal(signal.SIGTERM, _terminated)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    typed = {"command": shlex.join(["pavinterp", *arguments])}  # the manifest says how to make a run again
+    try:
+        code = app(arguments, prog_name="pavinterp", standalone_mode=False, obj=typed)
+    except Exception as error:
+        if not _is_usage_error(error):
+            raise
+        code = _print_usage_error(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _terminated(number: int, frame: object) -> None:
+    """End by way of an exception, so that unfinished folders are removed."""
+    raise SystemExit(128 + number)
+
+
+def _is_usage_error(error: BaseException) -> bool:
+    """Whether the command line itself was wrong (typer's own copy of click and click proper say so alike)."""
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _print_usage_error(error: Any) -> int:
+    """One line as for every other mistake, with the way to the help."""
+    context = error.ctx
+    command = context.command_path if context is not None else "pavinterp"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(context.get_help())
+        return 0
+    message = " ".join(error.format_message().split())
+    print(f"pavinterp: {message.rstrip('.')}: see {command} --help", file=sys.stderr)
+    return int(error.exit_code)
+
+
+def _quiet_libraries() -> None:
+    """Leave the terminal to our own lines and warnings; PAVINTERP_DEBUG=1 lets the libraries talk."""
+    if os.environ.get("PAVINTERP_DEBUG") == "1":
+        return
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    package = Path(__file__).parent
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> None:
+        if package in Path(filename).parents:
+            print(f"pavinterp: note: {message}", file=sys.stderr)
+
+    warnings.showwarning = show

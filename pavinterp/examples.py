@@ -1,0 +1,224 @@
+"""Each head's strongest associations, decoded: test stimuli in their text, CSs by strength, USs as the tokens they promote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pavinterp.capture.attention_interface import capture
+from pavinterp.capture.call import AttentionCall, output_weight, trials, write_factor
+from pavinterp.measures.load import Load
+from pavinterp.models import ModelHandle
+from pavinterp.sampling import sample_tests
+from pavinterp.stimuli import Stimuli
+from pavinterp.sweep import forward
+from pavinterp.trials import Trials
+
+LARGEST = 3  # examples a head chosen by the size of the response, beside one of typical load
+ASSOCIATIONS = 6
+PROMOTED = 5
+WINDOW = 48  # tokens of text shown before a test
+AROUND = 4  # tokens of text shown on each side of a CS
+
+
+def examples(
+    handle: ModelHandle, stimuli: Stimuli, *, tests: int | None, layers: set[int] | None, seed: int, sequences: int = 2
+) -> list[dict[str, Any]]:
+    """Up to four telling tests of each head, from the first `sequences` sequences of the text.
+
+    Three are the tests with the largest response among those with different targets; one has the load
+    nearest to the head's median there. All are singled out, which the report says.
+
+    Returns:
+        One dict an example: layer, head, sequence, document, position, effective_load, fidelity,
+        response_norm, why, window_start, tokens, strengths (a_tj of the shown tokens), associations.
+    """
+    unembed = Unembedding(handle)
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for i in range(min(sequences, len(stimuli.tokens))):
+        tokens = torch.from_numpy(stimuli.tokens[i]).to(handle.device)
+        positions, weights = sample_tests(len(tokens), tests, np.random.default_rng([seed, i, True]))
+        strings = token_strings(handle, stimuli.tokens[i])
+
+        def on_layer(
+            call: AttentionCall,
+            i: int = i,
+            tokens: Tensor = tokens,
+            positions: np.ndarray = positions,
+            weights: np.ndarray = weights,
+            strings: list[str] = strings,
+        ) -> None:
+            w_o = output_weight(call.projection, call.queries.shape[1], call.values.shape[-1])
+            dtype = torch.float64 if call.keys.dtype == torch.float64 else torch.float32
+            index = torch.from_numpy(positions).to(tokens.device)
+            weight = torch.from_numpy(weights).to(tokens.device, dtype)
+            one = trials(call, 0, tokens, index, weight, write_factor(w_o, dtype), seed)
+            gain = unembed.gain_after(call.layer)
+            for head in range(one.heads):
+                chosen = _of_head(one, head, w_o[head].to(dtype), unembed, gain, strings)
+                for example in chosen:
+                    example |= {"sequence": i, "document": stimuli.document_names[int(stimuli.document[i])]}
+                found.setdefault((call.layer, head), []).extend(chosen)
+
+        with capture(handle.model, on_layer, layers):
+            forward(handle, tokens[None])
+    return [example for key in sorted(found) for example in _best(found[key])]
+
+
+def _best(candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of several sequences' candidates: the largest responses, and the first typical one."""
+    largest = sorted((e for e in candidates if e["why"] == "largest response"), key=lambda e: -e["response_norm"])
+    return largest[:LARGEST] + [e for e in candidates if e["why"] == "typical load"][:1]
+
+
+def _of_head(
+    one: Trials, head: int, w_o: Float[Tensor, "d_v width"], unembed: Unembedding, gain: Tensor | None, strings: list[str]
+) -> list[dict[str, Any]]:
+    numbers = _load_numbers(one)
+    load, norm = numbers["effective_load"][head], numbers["response_norm"][head]
+    eligible = torch.isfinite(load) & (one.tests >= 8)  # a test needs a little text before it to be read
+    if not bool(eligible.any()):
+        return []
+    chosen: list[tuple[int, str]] = []
+    targets: set[int] = set()
+    for t in torch.argsort(norm.masked_fill(~eligible, -1.0), descending=True).tolist():
+        target = int(one.target[head, t])
+        if eligible[t] and target not in targets and len(targets) < LARGEST:
+            targets.add(target)
+            chosen.append((t, "largest response"))
+    middle = load[eligible].median()
+    typical = int(torch.where(eligible, (load.log() - middle.log()).abs(), float("inf")).argmin())
+    chosen.append((typical, "typical load"))
+    return [_example(one, head, t, why, w_o, unembed, gain, strings, numbers) for t, why in chosen]
+
+
+def _load_numbers(one: Trials) -> dict[str, Tensor]:
+    cached = one.__dict__.get("_load_numbers")
+    if cached is None:
+        cached = one.__dict__["_load_numbers"] = Load()(one)
+    return cached
+
+
+def _example(
+    one: Trials,
+    head: int,
+    t: int,
+    why: str,
+    w_o: Float[Tensor, "d_v width"],
+    unembed: Unembedding,
+    gain: Tensor | None,
+    strings: list[str],
+    numbers: dict[str, Tensor],
+) -> dict[str, Any]:
+    position = int(one.tests[t])
+    contribution = one.contributions[head, t]
+    share = contribution / contribution.sum()
+    top = torch.topk(share[: position + 1], min(ASSOCIATIONS, position + 1)).indices
+    top = top[share[top] > 0.005]
+    us = one.values[head // one.group, top] @ w_o
+    promotes, suppresses = unembed.decode(us, gain)
+    start = max(0, position - WINDOW)
+    return {
+        "layer": one.layer,
+        "head": head,
+        "position": position,
+        "effective_load": float(numbers["effective_load"][head, t]),
+        "fidelity": float(numbers["fidelity"][head, t]),
+        "response_norm": float(numbers["response_norm"][head, t]),
+        "why": why,
+        "window_start": start,
+        "tokens": strings[start : position + 1],
+        "strengths": [round(x, 5) for x in one.strengths[head, t, start : position + 1].tolist()],
+        "associations": [
+            {
+                "position": j,
+                "token": strings[j],
+                "before": "".join(strings[max(0, j - AROUND) : j]),
+                "after": "".join(strings[j + 1 : j + 1 + AROUND]),
+                "strength": float(one.strengths[head, t, j]),
+                "share": float(share[j]),
+                "promotes": promotes[i],
+                "suppresses": suppresses[i],
+            }
+            for i, j in enumerate(top.tolist())
+        ],
+    }
+
+
+def token_strings(handle: ModelHandle, tokens: np.ndarray) -> list[str]:
+    """Each token as text; tokens that are part of a character show the tokenizer's own symbol."""
+    if handle.tokenizer is None:
+        return [f"[{i}]" for i in tokens.tolist()]
+    strings = handle.tokenizer.batch_decode([[i] for i in tokens.tolist()], clean_up_tokenization_spaces=False)
+    raw = handle.tokenizer.convert_ids_to_tokens(tokens.tolist())
+    return [r if "�" in s or s == "" else s for s, r in zip(strings, raw, strict=True)]
+
+
+class Unembedding:
+    """Direct effect of a write to the residual stream on the logits, up to the final norm's scale.
+
+    A write `w` promotes token `i` by `(w * gain) . U_i`: the final norm's gain is folded in, its scale (the
+    same for all tokens) is left out. LayerNorm's centring is applied where the final norm centres.
+    """
+
+    def __init__(self, handle: ModelHandle) -> None:
+        self.handle = handle
+        head = handle.model.get_output_embeddings()
+        self.weight: Tensor | None = None if head is None else head.weight.detach()
+        self.norm = _find(handle.model.base_model, ("norm", "ln_f", "final_layernorm", "final_layer_norm"))
+
+    def gain_after(self, layer: int) -> Tensor | None:
+        """Gain of a norm that the block applies to the attention's write itself (Gemma 2 and 3, OLMo 2), else None."""
+        blocks = _find(self.handle.model.base_model, ("layers", "h", "blocks"))
+        if not isinstance(blocks, nn.ModuleList):
+            return None
+        block = blocks[layer]
+        if not (hasattr(block, "pre_feedforward_layernorm") or hasattr(block, "post_feedforward_layernorm")):
+            return None  # elsewhere `post_attention_layernorm` is the next block's input norm: not on the write
+        return norm_gain(block.post_attention_layernorm, self.handle.model.config.get_text_config().hidden_size)[0]
+
+    def decode(
+        self, writes: Float[Tensor, "m width"], gain: Tensor | None
+    ) -> tuple[list[list[str]], list[list[str]]]:
+        """Tokens that each write promotes and suppresses most, strongest first."""
+        tokenizer = self.handle.tokenizer
+        if self.weight is None or tokenizer is None or len(writes) == 0:
+            return [[] for _ in writes], [[] for _ in writes]
+        if gain is not None:
+            writes = writes * gain.to(writes.dtype)
+        if self.norm is not None:
+            final, centres = norm_gain(self.norm, writes.shape[-1])
+            writes = writes - writes.mean(-1, keepdim=True) if centres else writes
+            writes = writes * final.to(writes.dtype)
+        logits = writes @ self.weight.to(writes.dtype).T
+        logits = logits[:, : len(tokenizer)]  # embeddings are often padded beyond the vocabulary
+        up, down = logits.topk(PROMOTED).indices, (-logits).topk(PROMOTED).indices
+
+        def strings(ids: Tensor) -> list[list[str]]:
+            return [token_strings(self.handle, row) for row in ids.cpu().numpy()]
+
+        return strings(up), strings(down)
+
+
+def norm_gain(norm: nn.Module, width: int) -> tuple[Float[Tensor, "width"], bool]:
+    """A norm's gain, and whether it subtracts the mean, read off its action on two vectors.
+
+    On a vector of alternating +1 and -1 (mean 0, variance 1) every LayerNorm and RMSNorm, however its
+    weight is stored, gives gain * input + bias; on a constant vector one that centres gives its bias alone.
+    """
+    parameter = next(norm.parameters())
+    sign = torch.ones(width, dtype=parameter.dtype, device=parameter.device)
+    ones = sign.clone()
+    sign[1::2] = -1
+    with torch.no_grad():
+        gain = 0.5 * (norm(sign) - norm(-sign)) * sign
+        centres = bool((norm(ones) - norm(-ones)).abs().max() < 1e-3 * gain.abs().max())
+    return gain, centres
+
+
+def _find(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
+    return next((getattr(module, n) for n in names if isinstance(getattr(module, n, None), nn.Module)), None)

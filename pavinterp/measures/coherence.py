@@ -1,0 +1,90 @@
+"""Geometry of a context's conditional stimuli: coherence, effective dimension, own capacities (theory section 2)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pavinterp.measures.base import Column
+from pavinterp.trials import Trials
+
+SAMPLE = 256  # CSs a sequence whose pairs are taken: 32,640 pairs
+
+
+class Coherence:
+    """Mean cosines between different CSs of one context, centred; per KV head, repeated for the heads it serves."""
+
+    name = "coherence"
+    stimuli = "text"
+    columns = (
+        Column("d_eff", "dimensions", "1 / E[cos^2] between different centred CSs: their effective dimension."),
+        Column("coherence", "cosine, 0 to 1", "E|cos| between different centred CSs."),
+        Column("own_capacity_worst", "associations", "Worst-case capacity of the head's own CSs, 1 + (1/2) / E|cos|."),
+        Column("own_capacity_average", "associations", "Average-case capacity of the head's own CSs, 1 + d_eff."),
+        Column("d_eff_query", "dimensions", "Effective dimension of the centred CSs in the query metric E[q q^T]."),
+    )
+
+    def __call__(self, trials: Trials) -> dict[str, Tensor]:
+        keys = centred_sample(trials)
+        gram = keys @ keys.mT
+        absolute, square = pair_means(gram)
+        absolute, square = (x.repeat_interleave(trials.group) for x in (absolute, square))
+        return {
+            "d_eff": 1 / square,
+            "coherence": absolute,
+            "own_capacity_worst": 1 + 0.5 / absolute,  # theory.capacity.worst_case_capacity, on the device
+            "own_capacity_average": 1 + 1 / square,  # theory.capacity.average_case_capacity
+            "d_eff_query": 1 / pair_means(query_gram(trials, keys))[1],
+        }
+
+
+def sample_positions(trials: Trials) -> Tensor:
+    """At most SAMPLE positions, evenly drawn, that are in memory together: within the window where there is one."""
+    n = trials.keys.shape[1]
+    start = max(0, n - trials.window) if trials.window else 0
+    order = torch.randperm(n - start, generator=trials.generator())[:SAMPLE]
+    return (start + order.sort().values).to(trials.keys.device)
+
+
+def centred_sample(trials: Trials) -> Float[Tensor, "kv_heads sample d_k"]:
+    """Sampled CSs less the mean of all that share the memory with them (softmax ignores a shift: invariance 1)."""
+    start = max(0, trials.keys.shape[1] - trials.window) if trials.window else 0
+    mean = trials.keys[:, start:].mean(1, keepdim=True)
+    return trials.keys[:, sample_positions(trials)] - mean
+
+
+def query_gram(trials: Trials, keys: Float[Tensor, "kv_heads sample d_k"]) -> Float[Tensor, "heads sample sample"]:
+    """`k_i^T E[q q^T] k_j` of each query head, with the expectation over the sampled positions' queries."""
+    queries = trials.queries[:, sample_positions(trials)]
+    grouped = queries.view(trials.kv_heads, -1, queries.shape[-1])
+    scores = (keys @ grouped.mT).view(trials.kv_heads, keys.shape[1], trials.group, -1).transpose(1, 2)
+    return (scores @ scores.mT).reshape(trials.heads, keys.shape[1], keys.shape[1]) / queries.shape[1]
+
+
+def pair_means(gram: Float[Tensor, "heads m m"]) -> tuple[Float[Tensor, "heads"], Float[Tensor, "heads"]]:
+    """Mean |cos| and mean cos^2 over pairs of different vectors (U-statistics), from their inner products.
+
+    A vector of length zero has no direction; its pairs are left out. NaN with fewer than two directions.
+    """
+    length = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    present = (length > 0).to(gram.dtype)
+    inverse = torch.where(length > 0, 1 / length, 0.0)
+    cosine = gram * inverse[:, :, None] * inverse[:, None, :]
+    cosine = cosine - torch.diag_embed(cosine.diagonal(dim1=-2, dim2=-1))
+    count = present.sum(-1)
+    pairs = count * (count - 1)
+    return cosine.abs().sum((-2, -1)) / pairs, cosine.square().sum((-2, -1)) / pairs
+
+
+def spectrum(trials: Trials) -> Float[Tensor, "kv_heads d_k"]:
+    """Eigenvalues, largest first, of the second moment of unit centred CSs: they sum to one.
+
+    Their participation ratio 1 / sum(lambda^2) estimates d_eff over all positions that share the memory; it
+    counts each CS's cosine with itself, so it lies a little below `d_eff`.
+    """
+    start = max(0, trials.keys.shape[1] - trials.window) if trials.window else 0
+    keys = trials.keys[:, start:] - trials.keys[:, start:].mean(1, keepdim=True)
+    keys = torch.nn.functional.normalize(keys, dim=-1)
+    moment = (keys.mT @ keys).double().cpu() / keys.shape[1]
+    return torch.linalg.eigvalsh(moment).flip(-1).clamp_min(0)

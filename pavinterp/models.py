@@ -1,0 +1,315 @@
+"""Loading a decoder: hub id, local folder, .gguf file, "demo", a live Hugging Face model or a TransformerBridge."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pavinterp.errors import UserError
+from pavinterp.exits import one_line
+from pavinterp.gguf_cache import dequantised_folder
+from pavinterp.model_checks import all_configs, check_decoder, check_finite, check_loaded, explained, quiet
+from pavinterp.model_folder import check_folder, weights_hash
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["ModelHandle", "check_finite", "fingerprint", "load", "untouched"]
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
+
+
+@dataclass(frozen=True)
+class ModelHandle:
+    """A decoder ready to be measured, and where it came from."""
+
+    model: PreTrainedModel = field(repr=False)  # a live one handed in is the very object
+    tokenizer: PreTrainedTokenizerBase | None = field(repr=False)
+    name: str  # "demo", hub id, folder name, file stem, or class name of a live model
+    source: str  # "demo" | "hub" | "folder" | "gguf" | "live" | "bridge"
+    revision: str  # commit of a hub id; "sha256:..." of the weight file(s) or, for a live model, see `fingerprint`
+    bridge: Any | None = field(default=None, repr=False)  # the TransformerBridge handed in, else None
+
+    @property
+    def device(self) -> torch.device:
+        """Device that token ids go to: that of the input embedding, where a device map spreads the model."""
+        return next(self.model.get_input_embeddings().parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the parameters."""
+        return self.model.dtype
+
+    @property
+    def max_context(self) -> int | None:
+        """Positions that the configuration declares; None where it declares no limit."""
+        config = self.model.config.get_text_config()
+        declared = (getattr(config, name, None) for name in CONTEXT_NAMES)
+        return next((limit for limit in declared if isinstance(limit, int) and limit > 0), None)
+
+    @property
+    def architecture(self) -> str:
+        """Class name of the Hugging Face model."""
+        return type(self.model).__name__
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, tied ones once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+def load(
+    spec: Any = "demo",
+    *,
+    revision: str | None = None,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "auto",
+    device_map: str | dict[str, Any] | None = None,
+    trust_remote_code: bool = False,
+    tokenizer: PreTrainedTokenizerBase | str | bool | None = None,
+) -> ModelHandle:
+    """Load a decoder and its tokenizer.
+
+    Never runs code of the model's repository unless `trust_remote_code`; takes safetensors where there are any, and
+    unpickles other weights with `weights_only=True` only. Refuses a checkpoint that lacks weights or holds NaN.
+
+    Args:
+        spec: a Hugging Face hub id (through the ordinary cache, with HF_TOKEN, HF_HUB_OFFLINE and the like), a local
+            folder, a `.gguf` file (dequantised once, see `gguf_cache`), "demo" (the embedded model), a Hugging Face
+            causal language model in memory, or a `TransformerBridge`. The last two are taken as they are.
+        revision: branch, tag or commit of a hub id.
+        dtype: float32, bfloat16, float16 or float64.
+        device: "auto" (CUDA, else MPS, else CPU), or a torch device.
+        device_map: accelerate's placement over several devices ("auto", or a dict), instead of `device`.
+        trust_remote_code: let the model's repository run its own Python code here.
+        tokenizer: a tokenizer, or the id or folder of one, instead of the model's own; False for none.
+
+    Raises:
+        UserError: one line that says what is wrong, where, and what to do.
+    """
+    if not isinstance(spec, (str, os.PathLike)):
+        changes = {
+            "revision": revision is not None,
+            "dtype": str(dtype) not in ("float32", "torch.float32"),
+            "device": str(device) != "auto",
+            "device_map": device_map is not None,
+            "trust_remote_code": trust_remote_code,
+        }
+        for argument, given in changes.items():
+            if given:
+                raise UserError(f"{argument}= with a model in memory: it is taken as it is; leave {argument} out")
+        return _live(spec, tokenizer)
+
+    spec = os.fspath(spec)
+    source, name, location = _locate(spec)
+    if revision is not None and source != "hub":
+        raise UserError(f"revision {revision!r} with {spec}: only a Hugging Face id has revisions; leave it out")
+    if device_map is not None and str(device) != "auto":
+        raise UserError(f"both device {device} and device_map {device_map}: give one of them")
+    torch_dtype, place = _dtype(dtype), _device(device) if device_map is None else None
+    options: dict[str, Any] = {"trust_remote_code": bool(trust_remote_code)}  # None would ask on the terminal
+    version = ""
+    with quiet(), explained(spec, revision, torch_dtype, place or device_map):
+        if source == "hub":
+            from huggingface_hub import resolve_revision
+
+            # one commit for configuration, weights and tokenizer, whatever is pushed meanwhile
+            options["revision"] = resolve_revision(spec, revision=revision)
+            version = options["revision"].resolved
+        elif source == "gguf":
+            folder, digest = dequantised_folder(Path(location))
+            location, version = str(folder), f"sha256:{digest}"
+        else:
+            check_folder(Path(location))
+        model = _pretrained(location, spec, torch_dtype, place, device_map, options)
+        check_finite(model, spec)
+        found = _tokenizer(tokenizer, location, spec, options)
+        version = version or f"sha256:{weights_hash(Path(location))}"
+    return ModelHandle(model, found, name, source, version)
+
+
+def _locate(spec: str) -> tuple[str, str, str]:
+    """(source, name, where to load from) of a model given as a string."""
+    path = Path(spec).expanduser()
+    if spec == "demo":
+        return "demo", "demo", str(files("pavinterp") / "demo")
+    if path.is_dir():
+        return "folder", path.resolve().name, str(path)
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise UserError(f"no file {spec}: check the path")
+        return "gguf", path.stem, str(path)
+    if path.is_file():
+        raise UserError(f"{spec} is a file, not a model: give its folder (with config.json), or a .gguf file")
+    if spec.startswith((".", "~", os.sep)) or "\\" in spec or spec.count("/") > 1 or not spec.strip():
+        raise UserError(f"no folder {spec!r}: check the path, or give a Hugging Face id such as gpt2")
+    return "hub", spec, spec
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    import torch
+
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise UserError(f"unknown dtype {name!r}: give one of {', '.join(DTYPES)}")
+    return getattr(torch, name)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    """The device asked for, once a number has been put on it."""
+    import torch
+
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if str(device) == "auto":
+        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    try:
+        place = torch.device(device)
+        if place.type == "meta":
+            raise RuntimeError("it holds no numbers")
+        torch.empty(1, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        there = ["auto", "cpu", *["mps"] * mps, *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise UserError(f"no device {str(device)!r} here: give one of {', '.join(there)}") from error
+    return place
+
+
+def _pretrained(
+    location: str,
+    spec: str,
+    dtype: torch.dtype,
+    place: torch.device | None,
+    device_map: str | dict[str, Any] | None,
+    options: dict[str, Any],
+) -> PreTrainedModel:
+    """The model at a folder or hub id; its configuration is looked at before its weights are fetched."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import is_accelerate_available
+
+    config = AutoConfig.from_pretrained(location, **options)
+    check_decoder(config, spec)
+    if not options["trust_remote_code"]:
+        for part in all_configs([config]):
+            if "/" in str(part._attn_implementation_internal):  # a kernel to be fetched from the hub and run
+                part._attn_implementation_internal = None
+    if not is_accelerate_available():
+        if device_map is not None:
+            raise UserError("device_map needs the package accelerate: pip install accelerate, or give device instead")
+    elif place is not None and place.type != "cpu":
+        device_map = {"": place}  # straight to the device, without a copy in main memory
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        location,
+        config=config,
+        dtype=dtype,
+        device_map=device_map,
+        weights_only=True,
+        ignore_mismatched_sizes=True,  # so that they are in the report, which refuses them
+        output_loading_info=True,
+        **options,
+    )
+    model, report = loaded
+    check_loaded(report, spec)
+    return model if place is None else model.to(place)
+
+
+def _tokenizer(
+    chosen: PreTrainedTokenizerBase | str | bool | None, location: str, spec: str, options: dict[str, Any]
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer asked for, else the model's own."""
+    from transformers import AutoTokenizer
+
+    if chosen is False:
+        return None
+    if isinstance(chosen, (str, os.PathLike)):
+        location = spec = os.fspath(chosen)
+        options = {**options, "revision": None}
+    elif chosen is not None and chosen is not True:
+        return chosen
+    advice = "pass tokenizer= one, its id or folder (or tokenizer=False and token ids as the corpus)"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(location, **options)
+    except Exception as error:  # what is raised for a missing or broken vocabulary depends on the class
+        raise UserError(f"no tokenizer to be had from {spec} ({one_line(error, 120)}): {advice}") from error
+    # Without vocabulary files transformers may make a tokenizer that knows its special tokens and nothing else.
+    if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:
+        raise UserError(f"no tokenizer files with {spec}: {advice}")
+    return tokenizer
+
+
+def _live(model: Any, tokenizer: PreTrainedTokenizerBase | str | bool | None) -> ModelHandle:
+    """A model in memory, or inside a TransformerBridge, taken as it is."""
+    from transformers import PreTrainedModel
+
+    bridge = None
+    if any(kind.__module__.split(".")[0] == "transformer_lens" for kind in type(model).__mro__):
+        from transformer_lens.model_bridge import TransformerBridge
+
+        if not isinstance(model, TransformerBridge):
+            raise UserError(f"{type(model).__name__} of transformer_lens: give a TransformerBridge (boot_transformers)")
+        bridge, model = model, model.original_model
+        tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"{name} is not a Hugging Face model: give one from AutoModelForCausalLM (unwrapped, adapters merged), "
+            "a TransformerBridge, a Hugging Face id, a folder or a .gguf file"
+        )
+    check_decoder(model.config, name, live=True)
+    if model.get_output_embeddings() is None:
+        raise UserError(f"{name} has no language-model head: load it with AutoModelForCausalLM")
+    if all(parameter.is_meta for parameter in model.parameters()):
+        raise UserError(f"{name} holds no weights (it is on the meta device): load it with from_pretrained")
+    check_finite(model, name)
+    if tokenizer is not None:
+        with quiet():
+            tokenizer = _tokenizer(tokenizer, "", "", {"trust_remote_code": False})
+    return ModelHandle(model, tokenizer, name, "bridge" if bridge is not None else "live", fingerprint(model), bridge)
+
+
+def fingerprint(model: PreTrainedModel, samples: int = 64) -> str:
+    """SHA-256 ("sha256:...") of a model in memory: its configuration, and of each parameter the name, shape and values.
+
+    `samples` values a parameter, evenly spaced from the first to the last, so that it costs nothing.
+    """
+    import torch
+
+    digest = hashlib.sha256(model.config.to_json_string().encode())
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        if not parameter.is_meta and parameter.numel():
+            spaced = torch.linspace(0, parameter.numel() - 1, samples, dtype=torch.float64, device="cpu").long()
+            values = parameter.detach().reshape(-1)[spaced.to(parameter.device)]
+            digest.update(values.float().cpu().numpy().tobytes())
+    return f"sha256:{digest.hexdigest()}"
+
+
+@contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; on leaving, by whatever way, the model is as it was.
+
+    Restored: each module's training flag, each parameter's requires_grad, and the attention implementation of every
+    configuration in the model. Hooks are the business of whoever adds them.
+    """
+    training = [(module, module.training) for module in model.modules()]
+    gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    configs = all_configs(getattr(module, "config", None) for module in model.modules())
+    attention = [(config, config._attn_implementation_internal) for config in configs]
+    try:
+        for module, _ in training:
+            module.training = False  # not eval(), which some adapters override to merge themselves into the weights
+        yield
+    finally:
+        for module, flag in training:
+            module.training = flag
+        for parameter, wanted in gradients:
+            if parameter.requires_grad != wanted:
+                parameter.requires_grad_(wanted)
+        for config, implementation in attention:
+            config._attn_implementation_internal = implementation  # the public setter would spread to others

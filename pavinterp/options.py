@@ -1,0 +1,95 @@
+"""The options that commands share, and how the values of those that need more than typer are read."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pavinterp.errors import UserError
+
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="demo (the embedded model), a Hugging Face id, a folder, or a .gguf file."),
+]
+CorpusOption = Annotated[
+    str,
+    typer.Option(
+        metavar="TEXT",
+        help="demo, a .txt, .jsonl or .parquet file, a folder of .txt, - (standard input), hf:NAME[/CONFIG][:SPLIT].",
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(min=8, metavar="N", help="Tokens a sequence; if not given 1,024, or the model's positions if fewer."),
+]
+Sequences = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Sequences to measure; if not given 64, or all of the text if less."),
+]
+Bos = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|always|never", help="Begin sequences with the BOS token; auto does what the tokenizer does."
+    ),
+]
+Tests = Annotated[str, typer.Option(metavar="N|all", help="Positions of each sequence that are tested.")]
+Layers = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Layers to measure, such as 0,3,5-8; all if not given.")
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Sequences a forward pass; about 4,096 tokens if not given."),
+]
+Device = Annotated[str, typer.Option(metavar="NAME", help="auto (CUDA, else MPS, else CPU), cpu, cuda, cuda:1, mps.")]
+Dtype = Annotated[str, typer.Option(metavar="NAME", help="float32, bfloat16, float16 or float64.")]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of all sampling.")]
+Revision = Annotated[str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of a Hugging Face model.")]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let the model's repository run its own Python code here.")
+]
+Out = Annotated[str | None, typer.Option(metavar="FOLDER", help="Where to write; reports/NAME if not given.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in that folder.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+def parse_tests(text: str) -> int | None:
+    """`64` is 64 tests a sequence, `all` is None: every position.
+
+    Raises:
+        UserError: neither a positive whole number nor `all`.
+    """
+    if text == "all":
+        return None
+    if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < 1:
+        raise UserError(f"--tests {text}: give a whole number of at least 1, or all")
+    return int(text)
+
+
+def parse_layers(text: str | None) -> list[int] | None:
+    """`0,3,5-8` is [0, 3, 5, 6, 7, 8], increasing and each once; None is all layers.
+
+    Raises:
+        UserError: anything else.
+    """
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", part, re.ASCII)
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise UserError(f"--layers {text}: give layer numbers from 0 and ranges, such as 0,3,5-8")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return sorted(found)
+
+
+def name_of(model: str) -> str:
+    """A folder name for a model: `meta-llama/Llama-3.2-1B` and `~/Llama-3.2-1B.gguf` are both `llama-3.2-1b`."""
+    path = Path(model).expanduser()
+    name = path.resolve().name if os.path.exists(path) else re.split(r"[/\\]", model.rstrip("/\\"))[-1]
+    name = re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
+    return re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.")[:100] or "model"

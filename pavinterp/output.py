@@ -1,0 +1,131 @@
+"""Folders that appear whole or not at all: written beside their place, then renamed into it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pavinterp.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator[Path]:
+    """Write a folder beside `path` and rename it there when all of it is written.
+
+    An exception or Ctrl-C inside the block removes what was written and leaves `path` as it was. An earlier
+    run is removed only once the new one stands in its place.
+
+    Args:
+        path: the folder to make. Its parent is made too where only that is missing.
+        overwrite: replace `path` where it is an earlier pavinterp run, and only then.
+
+    Yields:
+        the empty folder to write into, named `.NAME.partial-PID`, on the same file system as `path`.
+
+    Raises:
+        UserError: see `check_folder`; also where the disk is full while writing.
+    """
+    target = check_folder(path, overwrite)
+    parent = target.parent
+    made_parent = not parent.exists()
+    try:
+        parent.mkdir(exist_ok=True)
+        partial = _sibling(target, "partial")
+        try:
+            yield partial
+            _put(partial, target, overwrite)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except BaseException as error:
+        if made_parent:
+            with suppress(OSError):  # not empty: somebody else uses it by now
+                parent.rmdir()
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise UserError(f"disk full while writing {target}: free some space or choose another folder") from error
+        raise
+
+
+def check_folder(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+    """Whether `new_folder` could write there, found out by trying; leaves nothing behind.
+
+    To be called before hours of work whose result goes there.
+
+    Returns:
+        the absolute path, symbolic links followed.
+
+    Raises:
+        UserError: `path` exists (and is no pavinterp run, or `overwrite` is False), its parent's parent does
+            not exist, or nothing can be written there.
+    """
+    if not os.fspath(path):
+        raise UserError("the output folder has an empty name: give a path such as reports/gpt2")
+    target = Path(path).expanduser()
+    try:
+        target = target.resolve()
+        if os.path.lexists(target):
+            _check_replaceable(target, overwrite)
+        holder = target.parent if target.parent.exists() else target.parent.parent
+        if not holder.is_dir():
+            wrong = "is not a folder" if holder.exists() else "does not exist"
+            raise UserError(f"cannot write {path}: {holder} {wrong}: make it first or choose another folder")
+        _sibling(holder / target.name, "probe").rmdir()
+    except OSError as error:
+        reason = "no permission to write there" if error.errno in FORBIDDEN else error.strerror or str(error)
+        advice = "free some space or choose another folder" if error.errno in FULL else "choose another folder"
+        raise UserError(f"cannot write {path}: {reason}: {advice}") from error
+    return target
+
+
+def _check_replaceable(target: Path, overwrite: bool) -> None:
+    """Refuse what stands at `target` unless it is a pavinterp run that may be replaced."""
+    if not target.is_dir():
+        raise UserError(f"{target} exists and is not a folder: choose another name")
+    if not is_run(target):
+        raise UserError(f"{target} exists and is not a pavinterp run, so it is never replaced: choose another name")
+    if not overwrite:
+        raise UserError(f"{target} exists: replace it with --overwrite (overwrite=True) or choose another name")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder was written by pavinterp: its manifest.json names the version that did."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and "pavinterp_version" in manifest
+
+
+def _sibling(target: Path, role: str) -> Path:
+    """A new empty folder beside `target`, with the permissions the user's umask gives."""
+    for attempt in range(1000):  # another machine on a shared disk may have the same process number
+        folder = target.parent / f".{target.name}.{role}-{os.getpid()}{f'-{attempt}' if attempt else ''}"
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise FileExistsError(errno.EEXIST, "too many unfinished folders", str(folder))
+
+
+def _put(partial: Path, target: Path, overwrite: bool) -> None:
+    """Rename `partial` to `target`; what stands there goes only after that."""
+    if not os.path.lexists(target):
+        partial.rename(target)
+        return
+    _check_replaceable(target, overwrite)  # again: it may have appeared or changed while we worked
+    old = _sibling(target, "old")
+    old.rmdir()  # the name was wanted; not every system renames onto an empty folder
+    target.rename(old)
+    try:
+        partial.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,146 @@
+"""Draws a picture on matplotlib Axes, for notebooks."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pavinterp.plots.look import LIGHT, OUTLINES, ROLES
+from pavinterp.plots.marks import Axis, Bars, Cells, Line, Mark, Picture, Points, Rule
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SUBSCRIPT = re.compile(r"\b([Nd])_(worst|avg|eff|int|k|v)\b")
+
+
+def draw(picture: Picture, ax: Axes | None = None) -> Axes:
+    """Draws the picture on `ax`, or on new Axes of a size that suits it, and returns them."""
+    import matplotlib.pyplot as plt
+
+    if ax is None:
+        _, ax = plt.subplots(figsize=_size(picture), layout="constrained")
+    ax.set_gid(picture.name)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    if picture.missing:
+        ax.text(0.5, 0.5, f"– {picture.missing}", transform=ax.transAxes, ha="center", va="center")
+        ax.set_xlabel(_mathtext(picture.x.label))
+        ax.set_ylabel(_mathtext(picture.y.label))
+        return ax
+    _scale(ax, picture.x, "x")
+    _scale(ax, picture.y, "y")
+    for mark in picture.marks:
+        _draw(ax, mark)
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(frameon=False, fontsize="small")
+    return ax
+
+
+def _size(picture: Picture) -> tuple[float, float]:
+    if any(isinstance(mark, Cells) for mark in picture.marks):
+        return (min(max(3.5, 0.3 * len(picture.x.names) + 2.0), 12.0), min(max(2.6, 0.25 * len(picture.y.names) + 1), 9))
+    if picture.y.scale == "names":
+        return (6.0, 0.9 + 0.4 * len(picture.y.names))
+    return (6.0, 3.6)
+
+
+def _scale(ax: Axes, axis: Axis, which: str) -> None:
+    matplotlib_axis = ax.xaxis if which == "x" else ax.yaxis
+    low, high = axis.low, axis.high
+    if axis.scale == "log":
+        ax.set(**{f"{which}scale": "log"})
+        matplotlib_axis.set_major_formatter(lambda value, _: f"{value:g}")
+    if axis.scale == "names":
+        step = max(1, -(-len(axis.names) // 32))
+        places = range(0, len(axis.names), step)
+        matplotlib_axis.set_ticks(list(places), [_mathtext(axis.names[i]) for i in places])
+        if which == "y":
+            low, high = high, low
+        for i, value in enumerate(axis.values):
+            ax.annotate(value, (1.01, i), xycoords=("axes fraction", "data"), va="center", fontsize="small")
+    ax.set(**{f"{which}lim": (low, high), f"{which}label": _mathtext(axis.label)})
+
+
+def _draw(ax: Axes, mark: Mark) -> None:
+    if isinstance(mark, Cells):
+        _draw_cells(ax, mark)
+        return
+    look = ROLES[mark.role]
+    colour = LIGHT[look.colour]
+    style: dict[str, Any] = {"color": colour, "linewidth": look.width, "dashes": look.dash or (None, None)}
+    if isinstance(mark, Line):
+        x, y = mark.x, mark.y
+        if mark.steps:
+            x, y = np.column_stack([x - 0.5, x + 0.5]).ravel(), np.repeat(y, 2)
+        ax.plot(x, y, label=_mathtext(mark.label) or None, **style)
+    elif isinstance(mark, Points):
+        _draw_points(ax, mark, colour)
+    elif isinstance(mark, Bars):
+        ax.stairs(mark.heights, mark.edges, fill=True, color=colour, label=_mathtext(mark.label) or None)
+    else:
+        _draw_rule(ax, mark, style)
+
+
+def _draw_points(ax: Axes, mark: Points, colour: str) -> None:
+    if mark.low is not None and mark.high is not None:
+        lines = ax.vlines if mark.along == "y" else ax.hlines
+        lines(mark.x if mark.along == "y" else mark.y, mark.low, mark.high, color=colour, linewidth=1.2, alpha=0.5)
+    face = "none" if mark.hollow else colour
+    many = len(mark.x) > 200 and not mark.heads
+    ax.scatter(
+        mark.x,
+        mark.y,
+        s=mark.size**2,
+        facecolor=face,
+        edgecolor=colour if mark.hollow else "none",
+        alpha=0.3 if many else 1.0,
+        label=_mathtext(mark.label) or None,
+        zorder=3,
+    )
+
+
+def _draw_rule(ax: Axes, mark: Rule, style: dict[str, Any]) -> None:
+    if mark.axis == "x":
+        ax.axvline(mark.at, **style)
+        where = {"xy": (mark.at, 1.0), "xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top", "ha": "right"}
+    else:
+        ax.axhline(mark.at, **style)
+        low = mark.end == "low"
+        where = {"xy": (0.01 if low else 1.0, mark.at), "xycoords": ("axes fraction", "data"), "va": "bottom"}
+        where["ha"] = "left" if low else "right"
+    if mark.label:
+        ax.annotate(_mathtext(mark.label), color=style["color"], fontsize="small", **where)  # type: ignore[arg-type]
+
+
+def _draw_cells(ax: Axes, mark: Cells) -> None:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.colors import LogNorm
+    from matplotlib.patches import Rectangle
+
+    boxes = [Rectangle((x - 0.48, y - 0.48), 0.96, 0.96) for x, y in zip(mark.column, mark.row, strict=True)]
+    low, high = mark.limits()
+    cells = PatchCollection(boxes, cmap="cividis", norm=LogNorm(low, high))
+    cells.set_array(np.ma.masked_invalid(mark.value))
+    ax.add_collection(cells)
+    for x, y, value, regime in zip(mark.column, mark.row, mark.value, mark.regime, strict=True):
+        width, dashed = OUTLINES.get(regime, (1.0, True))
+        if not np.isfinite(value):
+            ax.text(x, y, "–", ha="center", va="center")
+        elif width:
+            dark = np.log(value / low) / np.log(high / low) < 0.55
+            frame = Rectangle((x - 0.38, y - 0.38), 0.76, 0.76, fill=False, linewidth=width, label="_regime")
+            frame.set(edgecolor="white" if dark else "black", linestyle=":" if dashed else "-")
+            ax.add_patch(frame)
+    ax.set_aspect("auto")
+    assert ax.figure is not None
+    bar = ax.figure.colorbar(cells, ax=ax, label=_mathtext(mark.label))
+    bar.ax.axhline(1.0, color="white", linewidth=2)
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    bar.ax.yaxis.set_minor_formatter("")
+
+
+def _mathtext(text: str) -> str:
+    return _SUBSCRIPT.sub(r"$\1_{\\mathrm{\2}}$", text)

@@ -1,0 +1,85 @@
+"""Reports: a folder of pages that opens from disk and can be sent as it is; sees tables and pictures only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Details(Protocol):
+    """Frames behind the head pages, as `pavinterp.store.Details` describes them."""
+
+    tests: pd.DataFrame
+    spectra: pd.DataFrame
+    examples: list[dict[str, Any]]
+
+
+class Measured(Protocol):
+    """What a report is made of: a `pavinterp.run.Run`, or anything with its frames."""
+
+    @property
+    def details(self) -> Any: ...
+
+    @property
+    def manifest(self) -> dict[str, Any]: ...
+
+    def heads(self) -> pd.DataFrame: ...
+
+
+def write(run: Measured, folder: str | Path) -> Path:
+    """Write index.html, heads/*.html and figures/*.svg into an existing folder.
+
+    Pages hold everything they need: style, script and pictures are inlined, and a policy in each forbids to load
+    anything else. The index links to the data files that lie in the folder when this is called.
+
+    Args:
+        run: heads, details and manifest of a measurement.
+        folder: where the pages go; beside the files that `run.save` writes.
+
+    Returns:
+        Path of index.html.
+    """
+    from pavinterp.plots.words import head_name
+    from pavinterp.report.head_page import head_page
+    from pavinterp.report.index_page import write_index
+
+    folder = Path(folder)
+    heads, details = run.heads(), run.details
+    pages = folder / "heads"
+    pages.mkdir(exist_ok=True)
+    names = [head_name(int(layer), int(head)) for layer, head in heads.index]
+    tests = _groups(details.tests, ["layer", "head"])
+    spectra = _groups(details.spectra, ["layer", "kv_head"])
+    examples: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for example in details.examples:
+        examples.setdefault((example["layer"], example["head"]), []).append(example)
+    keys = [(int(layer), int(kv)) for (layer, _), kv in heads["kv_head"].items()]  # type: ignore[misc]
+    siblings: dict[tuple[int, int], list[str]] = {}
+    for key, name in zip(keys, names, strict=True):
+        siblings.setdefault(key, []).append(name)
+    for i, (name, key) in enumerate(zip(names, keys, strict=True)):
+        place = (int(heads.index[i][0]), int(heads.index[i][1]))
+        page = head_page(
+            heads.iloc[i],
+            tests=tests.get(place, details.tests.iloc[:0]),
+            spectrum=spectra.get(key, details.spectra.iloc[:0]),
+            examples=examples.get(place, []),
+            siblings=siblings[key],
+            before=names[i - 1] if i else None,
+            after=names[i + 1] if i + 1 < len(names) else None,
+            of=len(names),
+            attrs=heads.attrs,
+            manifest=run.manifest,
+        )
+        (pages / f"{name}.html").write_text(page, encoding="utf-8")
+    return write_index(folder, heads, run.manifest)
+
+
+def _groups(frame: pd.DataFrame, by: list[str]) -> dict[tuple[int, int], pd.DataFrame]:
+    """The rows of each head (or KV head), found in one pass."""
+    if frame.empty:
+        return {}
+    return {(int(a), int(b)): rows for (a, b), rows in frame.groupby(by, sort=False)}  # type: ignore[misc]

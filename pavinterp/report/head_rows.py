@@ -1,0 +1,108 @@
+"""The table of all heads: what each cell of the index says and how it sorts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+from pavinterp.plots.words import MISSING, as_float, count, fixed, head_name, horizon, interval
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: `name` in the heads frame (a term of the glossary), short `label`, decimals or kind."""
+
+    name: str
+    label: str
+    kind: str = "2"
+
+
+COLUMNS = (
+    Column("kv_head", "KV head", "0"),
+    Column("regime", "regime", "text"),
+    Column("effective_load", "load", "1"),
+    Column("effective_load", "95 % interval", "interval"),
+    Column("utilisation_worst", "load / N_worst"),
+    Column("utilisation_average", "load / N_avg"),
+    Column("fidelity", "fidelity"),
+    Column("retrieval_error", "retrieval error"),
+    Column("interference_load", "interference load", "1"),
+    Column("load_growth", "load growth"),
+    Column("horizon_worst", "horizon, N_worst", "horizon"),
+    Column("horizon_average", "horizon, N_avg", "horizon"),
+    Column("top_strength", "top strength"),
+    Column("sink_strength", "sink strength"),
+    Column("previous_token_score", "previous token"),
+    Column("induction_score", "induction"),
+    Column("duplicate_token_score", "duplicate token"),
+    Column("d_eff", "d_eff", "1"),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text of a cell; `sort` where the text does not read as the number that it sorts by."""
+
+    text: str
+    sort: str = ""
+    is_text: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One head of the table."""
+
+    name: str
+    regime: str
+    cells: list[Cell]
+
+
+def columns_of(heads: pd.DataFrame) -> list[Column]:
+    """The columns that this run has."""
+    return [column for column in COLUMNS if column.name in heads.columns]
+
+
+def rows(heads: pd.DataFrame, context: int) -> list[Row]:
+    """One row a head, in the order of the frame."""
+    shown = columns_of(heads)
+    by_column = [_cells(heads, column, context) for column in shown]
+    names = [head_name(int(layer), int(head)) for layer, head in heads.index]
+    return [
+        Row(name, str(regime), list(cells))
+        for name, regime, *cells in zip(names, heads["regime"], *by_column, strict=True)
+    ]
+
+
+def _cells(heads: pd.DataFrame, column: Column, context: int) -> list[Cell]:
+    values = heads[column.name]
+    if column.kind == "text":
+        return [Cell(str(value), is_text=True) for value in values]
+    if column.kind == "horizon":
+        return [Cell(horizon(value, context), _sort_key(value)) for value in values]
+    if column.kind == "interval":
+        ends = zip(heads[f"{column.name}_lo"], heads[f"{column.name}_hi"], strict=True)
+        return [Cell(interval(low, high), _sort_key(low)) for low, high in ends]
+    if column.kind == "0":
+        return [Cell(count(value)) for value in values]
+    return [Cell(fixed(value, int(column.kind))) for value in values]
+
+
+def _sort_key(value: object) -> str:
+    x = as_float(value)
+    return "" if math.isnan(x) else "Infinity" if x == math.inf else f"{x:.6g}"
+
+
+def reasons(heads: pd.DataFrame, context: int, intervals: str) -> list[str]:
+    """What a – in the table means, for those that occur."""
+    found = []
+    if heads["effective_load"].isna().any():
+        found.append("– in a whole row: the head's responses are zero or not finite, so that it has no load.")
+    missing = heads["effective_load_lo"].isna() & heads["effective_load"].notna()
+    if missing.any():
+        found.append(f"{MISSING} for an interval: {intervals}")
+    for column in ("previous_token_score", "induction_score", "duplicate_token_score"):
+        if column in heads.columns and heads[column].isna().all():
+            found.append(f"{MISSING} under {column}: not measured on repeated random tokens.")
+    return found

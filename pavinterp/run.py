@@ -1,0 +1,387 @@
+"""measure(): one run from model and text to records; Run: what came of it; verify(): can a model be measured."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from pavinterp import __version__, store
+from pavinterp.capture import certificate
+from pavinterp.errors import UserError
+from pavinterp.examples import examples as find_examples
+from pavinterp.measures import all_measures
+from pavinterp.models import ModelHandle, load, untouched
+from pavinterp.output import new_folder
+from pavinterp.stimuli import Corpus, Stimuli, repeated_random_tokens, tokenise
+from pavinterp.stimuli import corpus as read_corpus
+from pavinterp.sweep import LayerInfo, inspect, sweep
+from pavinterp.tables import heads_table
+
+DEFAULT_CONTEXT = 1024
+DEFAULT_SEQUENCES = 64
+PROBE_SEQUENCES = 16  # of repeated random tokens
+PROBE_LENGTH = 257  # longest probe: BOS and two times 128 tokens
+KEPT_SEQUENCES = 16  # whose single tests the head pages show
+BATCH_TOKENS = 4096  # tokens a forward pass where `batch` is not given
+
+Progress = Callable[[str, int, int], None]  # stage, sequences done, sequences in all
+
+
+@dataclass
+class Run:
+    """What a measurement gave.
+
+    Attributes:
+        records: one row per sequence x layer x head; columns as `pavinterp.describe()` says.
+        layers: shape of each measured layer.
+        details: what head pages show beside the heads table.
+        manifest: how the run came about; enough to make it again.
+    """
+
+    records: pd.DataFrame
+    layers: list[LayerInfo]
+    details: store.Details
+    manifest: dict[str, Any]
+
+    def heads(self) -> pd.DataFrame:
+        """One row per layer x head with 95 % intervals (see `pavinterp.tables.heads_table`)."""
+        return heads_table(self.records, self.layers, self.manifest["seed"])
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write records, tables and manifest, without pages, to a new folder; whole or not at all.
+
+        Raises:
+            UserError: the folder exists (and `overwrite` is False, or it is not a run), or cannot be written.
+        """
+        with new_folder(Path(path), overwrite) as folder:
+            store.write(folder, self.records, self.heads(), self.details, self.manifest)
+        return Path(path)
+
+    def report(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write everything `save` writes and the pages; return the path of index.html.
+
+        Raises:
+            UserError: as for `save`.
+        """
+        from pavinterp.report import write as write_pages
+
+        with new_folder(Path(path), overwrite) as folder:
+            store.write(folder, self.records, self.heads(), self.details, self.manifest)
+            write_pages(self, folder)
+        return Path(path) / "index.html"
+
+    @classmethod
+    def load(cls, path: str | Path) -> Run:
+        """Read a run folder back.
+
+        Raises:
+            UserError: not a run folder, or its records were left out.
+        """
+        records, details, manifest = store.read(Path(path))
+        return cls(records, [LayerInfo(**row) for row in manifest["layers"]], details, manifest)
+
+
+def measure(
+    model: ModelHandle | str | Any = "demo",
+    corpus: Corpus | Stimuli | str | Any = "demo",
+    *,
+    context: int | None = None,
+    sequences: int | None = None,
+    tests: int | None = 64,
+    layers: list[int] | None = None,
+    seed: int = 0,
+    batch: int | None = None,
+    bos: str = "auto",
+    examples: bool = True,
+    progress: Progress | None = None,
+    command: str | None = None,
+) -> Run:
+    """Measure every attention head of a model on a text.
+
+    Args:
+        model: a handle from `load`, or anything `load` takes.
+        corpus: a corpus from `corpus`, anything that takes, or ready Stimuli.
+        context: tokens a sequence; default 1,024 or the model's positions, whichever is less.
+        sequences: how many; default 64, or as many as the text has.
+        tests: positions tested a sequence; None tests all.
+        layers: layer indices; default all.
+        seed: of sampling and bootstrap.
+        batch: sequences a forward pass; default about 4,096 tokens.
+        bos: "auto" (what the tokenizer does), "always" or "never".
+        examples: whether to decode each head's strongest associations for its page.
+        progress: called with stage, done and total.
+        command: command line for the manifest; default the equivalent call's.
+
+    Raises:
+        UserError: the model or text cannot be measured; says what, where, what to do. Also where the
+            certificate fails: no numbers are reported then.
+    """
+    started = time.monotonic()
+    handle = model if isinstance(model, ModelHandle) else load(model)
+    stage = progress or (lambda stage, done, total: None)
+    with untouched(handle.model):
+        shapes = inspect(handle)
+        chosen = _choose_layers(shapes, layers)
+        stimuli = _stimuli(handle, corpus, context, sequences, bos, seed)
+        probe = _probe(handle, stimuli, bos, seed)
+        frames: dict[str, list[pd.DataFrame]] = {"records": [], "tests": [], "spectra": []}
+        residuals: dict[int, list[float]] = {}
+        rows = 0
+        for what, label in ((stimuli, "text"), (probe, "repeated random tokens")):
+            own = [m for m in all_measures() if m.stimuli == what.kind]
+            done, total = 0, len(what.tokens)
+            longest = max(len(t) for t in what.tokens)
+            size = batch or max(1, BATCH_TOKENS // longest)
+            is_text = what is stimuli
+            stage(label, 0, total)
+            for part in sweep(
+                handle,
+                what,
+                own,
+                tests=tests if is_text else None,
+                layers=chosen,
+                batch=size,
+                seed=seed,
+                keep=KEPT_SEQUENCES if is_text else 0,
+            ):
+                _merge(residuals, part.residuals)
+                certificate.require(residuals, handle.dtype, handle.architecture)
+                rows += part.rows_checked
+                for name, frame in (("records", part.records), ("tests", part.tests), ("spectra", part.spectra)):
+                    if not frame.empty:
+                        frames[name].append(frame)
+                done += len(part.sequences)
+                stage(label, done, total)
+        found = []
+        if examples:
+            stage("strongest associations", 0, 1)
+            found = find_examples(handle, stimuli, tests=tests, layers=chosen, seed=seed)
+            stage("strongest associations", 1, 1)
+    records = pd.concat(frames["records"], ignore_index=True).sort_values(
+        ["stimuli", "sequence", "layer", "head"], ascending=[False, True, True, True], ignore_index=True
+    )
+    records["stimuli"] = records["stimuli"].astype("category")
+    tested = pd.concat(frames["tests"], ignore_index=True)
+    spectra = pd.concat(frames["spectra"], ignore_index=True)
+    spectra = spectra.groupby(["layer", "kv_head", "rank"], as_index=False)["eigenvalue"].mean()
+    measured = [info for info in shapes if chosen is None or info.layer in chosen]
+    arguments = {
+        "context": max(len(t) for t in stimuli.tokens),
+        "sequences": len(stimuli.tokens),
+        "tests": "all" if tests is None else tests,
+        "layers": "all" if layers is None else sorted(layers),
+        "seed": seed,
+        "batch": batch or "auto",
+        "bos": bos,
+    }
+    manifest = {
+        "pavinterp_version": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command or _command(handle, stimuli, arguments),
+        "model": _describe_model(handle, shapes),
+        "corpus": _describe_stimuli(stimuli),
+        "probe": _describe_stimuli(probe),
+        "arguments": arguments,
+        "seed": seed,
+        "tests_per_sequence": arguments["tests"],
+        "layers": [asdict(info) for info in measured],
+        "certificate": {
+            "tolerance": certificate.tolerance(handle.dtype),
+            "largest": max(max(row) for row in residuals.values()),
+            "by_layer": {str(layer): max(row) for layer, row in sorted(residuals.items())},
+            "rows_checked": rows,
+        },
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "transformers", "numpy", "pandas")},
+        "notes": _notes(handle, shapes, records),
+        "wall_seconds": round(time.monotonic() - started, 1),
+    }
+    run = Run(records, measured, store.Details(tested, spectra, found), manifest)
+    manifest["intervals"] = run.heads().attrs["intervals"]
+    return run
+
+
+def verify(
+    model: ModelHandle | str | Any, *, sequences: int = 2, length: int = 256, layers: list[int] | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Whether a model can be measured: certificate per layer on random tokens, and that no layer sees the future.
+
+    Returns:
+        model, architecture, path, dtype, tolerance, largest, passed, future_safe (changing later tokens changed
+        nothing earlier), future_change (largest relative change of earlier hidden states) and one dict per layer:
+        layer, heads, kv_heads, d_k, d_v, window, residual.
+
+    Raises:
+        UserError: no attention can be captured.
+    """
+    handle = model if isinstance(model, ModelHandle) else load(model)
+    with untouched(handle.model):
+        shapes = inspect(handle)
+        chosen = _choose_layers(shapes, layers)
+        length = min(length, handle.max_context or length)
+        probe = repeated_random_tokens(_vocabulary(handle), length=length, sequences=sequences, bos="never", seed=seed)
+        residuals: dict[int, list[float]] = {}
+        for part in sweep(handle, probe, [], tests=64, layers=chosen, batch=sequences, seed=seed):
+            _merge(residuals, part.residuals)
+        change = _future_change(handle, probe)
+    limit = certificate.tolerance(handle.dtype)
+    largest = max(max(row) for row in residuals.values())
+    rows = [
+        asdict(info) | {"residual": max(residuals[info.layer])}
+        for info in shapes
+        if chosen is None or info.layer in chosen
+    ]
+    return {
+        "model": handle.name,
+        "architecture": handle.architecture,
+        "path": "attention_interface",
+        "dtype": str(handle.dtype).removeprefix("torch."),
+        "tolerance": limit,
+        "largest": largest,
+        "future_safe": change <= limit,
+        "future_change": change,
+        "passed": bool(largest <= limit and change <= limit),
+        "layers": rows,
+    }
+
+
+def _future_change(handle: ModelHandle, probe: Stimuli) -> float:
+    """Largest relative change of earlier hidden states, with capture on, when the later half of the tokens changes."""
+    from pavinterp.capture.attention_interface import capture
+
+    tokens = torch.from_numpy(probe.tokens[0])[None].to(handle.device)
+    half = tokens.shape[1] // 2
+    other = tokens.clone()
+    other[:, half:] = tokens[:, half:].flip(-1)
+    with capture(handle.model, lambda call: None), torch.no_grad():
+        before, after = (
+            handle.model.base_model(input_ids=t, use_cache=False).last_hidden_state[:, :half].float()
+            for t in (tokens, other)
+        )
+    return float((before - after).norm() / before.norm())
+
+
+def _choose_layers(shapes: list[LayerInfo], layers: list[int] | None) -> set[int] | None:
+    if layers is None:
+        return None
+    known = {info.layer for info in shapes}
+    wrong = sorted(set(layers) - known)
+    if wrong or not layers:
+        raise UserError(
+            f"layers {wrong or layers}: the model has attention in layers {min(known)} to {max(known)}; choose among them"
+        )
+    return set(layers)
+
+
+def _stimuli(
+    handle: ModelHandle, corpus: Any, context: int | None, sequences: int | None, bos: str, seed: int
+) -> Stimuli:
+    if isinstance(corpus, Stimuli):
+        return corpus
+    documents = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
+    limit = handle.max_context
+    if context is None:
+        context = min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
+    if context < 8:
+        raise UserError(f"context {context}: use at least 8 tokens")
+    if limit is not None and context > limit:
+        raise UserError(f"context {context} is beyond the {limit} positions of {handle.name}; use --context {limit} or less")
+    return tokenise(
+        documents,
+        handle.tokenizer,
+        context=context,
+        sequences=DEFAULT_SEQUENCES if sequences is None else sequences,
+        bos=bos,
+        seed=seed,
+    )
+
+
+def _vocabulary(handle: ModelHandle) -> Any:
+    return handle.tokenizer or int(handle.model.config.get_text_config().vocab_size)
+
+
+def _probe(handle: ModelHandle, stimuli: Stimuli, bos: str, seed: int) -> Stimuli:
+    longest = max(len(t) for t in stimuli.tokens)
+    limit = min(PROBE_LENGTH, handle.max_context or PROBE_LENGTH, max(longest, 16))
+    return repeated_random_tokens(
+        _vocabulary(handle),
+        length=limit,
+        sequences=PROBE_SEQUENCES,
+        bos=bos if handle.tokenizer is not None else "never",
+        seed=seed,
+    )
+
+
+def _merge(residuals: dict[int, list[float]], more: dict[int, list[float]]) -> None:
+    for layer, row in more.items():
+        residuals[layer] = np.maximum(residuals.get(layer, row), row).tolist()
+
+
+def _describe_model(handle: ModelHandle, shapes: list[LayerInfo]) -> dict[str, Any]:
+    return {
+        "name": handle.name,
+        "source": handle.source,
+        "revision": handle.revision,
+        "architecture": handle.architecture,
+        "parameters": handle.parameters,
+        "dtype": str(handle.dtype).removeprefix("torch."),
+        "device": str(handle.device),
+        "layers": len(shapes),
+        "heads": sum(info.heads for info in shapes),
+        "path": "attention_interface",
+    }
+
+
+def _describe_stimuli(stimuli: Stimuli) -> dict[str, Any]:
+    return {
+        "source": stimuli.source,
+        "kind": stimuli.kind,
+        "token_hash": stimuli.token_hash,
+        "documents": len(set(stimuli.document.tolist())),
+        "sequences": len(stimuli.tokens),
+        "context": max(len(t) for t in stimuli.tokens),
+        "tokens": int(sum(len(t) for t in stimuli.tokens)),
+        "bos": stimuli.bos,
+        "bos_added": stimuli.bos_added,
+        "dropped_tokens": stimuli.dropped_tokens,
+    }
+
+
+def _command(handle: ModelHandle, stimuli: Stimuli, arguments: dict[str, Any]) -> str:
+    words = ["pavinterp", "report", handle.name, "--corpus", stimuli.source]
+    for name in ("context", "sequences", "tests", "seed", "bos"):
+        words += [f"--{name}", str(arguments[name])]
+    if arguments["layers"] != "all":
+        words += ["--layers", ",".join(map(str, arguments["layers"]))]
+    return shlex.join(words)
+
+
+def _notes(handle: ModelHandle, shapes: list[LayerInfo], records: pd.DataFrame) -> list[str]:
+    """What a reader of this run must know beside the definitions."""
+    notes = []
+    total = getattr(handle.model.config.get_text_config(), "num_hidden_layers", len(shapes))
+    missing = sorted(set(range(total)) - {info.layer for info in shapes})
+    if missing:
+        notes.append(f"Layers {missing} have no attention that could be captured; they are not in the tables.")
+    text = records[records["stimuli"] == "text"]
+    silent = text.loc[text["effective_load"].isna(), ["layer", "head"]].drop_duplicates()
+    if len(silent):
+        names = ", ".join(f"L{layer}H{head}" for layer, head in silent.head(8).itertuples(index=False))
+        notes.append(f"{len(silent)} heads write nothing in some sequences (no US reaches the residual stream): {names}.")
+    blocks = next((m for n, m in handle.model.named_modules() if n.endswith(("layers", "h"))), None)
+    if blocks is not None and any(hasattr(b, "pre_feedforward_layernorm") for b in blocks.children()):
+        notes.append(
+            "This architecture normalises the attention's output after W_O; inner products are taken before that norm."
+        )
+    return notes

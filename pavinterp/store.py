@@ -1,0 +1,102 @@
+"""The run folder: records, heads and details as files, and the manifest that says how they came about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pavinterp.errors import UserError
+
+
+@dataclass
+class Details:
+    """What the head pages show beside the heads table.
+
+    Attributes:
+        tests: one row per sampled test of the first sequences x layer x head.
+        spectra: mean eigenvalue spectrum of the centred unit CSs: layer, kv_head, rank, eigenvalue.
+        examples: strongest associations, decoded (see pavinterp.examples).
+    """
+
+    tests: pd.DataFrame = field(default_factory=pd.DataFrame)
+    spectra: pd.DataFrame = field(default_factory=pd.DataFrame)
+    examples: list[dict[str, Any]] = field(default_factory=list)
+
+
+def write(folder: Path, records: pd.DataFrame, heads: pd.DataFrame, details: Details, manifest: dict[str, Any]) -> None:
+    """Write every file of a run into an existing folder; the manifest last, so that a folder with one is whole."""
+    records.to_parquet(folder / "records.parquet", index=False)
+    flat = heads.reset_index()
+    flat.attrs = {}
+    flat.to_parquet(folder / "heads.parquet", index=False)
+    flat.to_csv(folder / "heads.csv", index=False, float_format="%.6g")
+    details.tests.to_parquet(folder / "tests.parquet", index=False)
+    details.spectra.to_parquet(folder / "spectra.parquet", index=False)
+    (folder / "examples.json").write_text(json.dumps(details.examples, ensure_ascii=False), encoding="utf-8")
+    text = json.dumps(manifest, indent=2, ensure_ascii=False, default=_plain)
+    (folder / "manifest.json").write_text(text + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> tuple[pd.DataFrame, Details, dict[str, Any]]:
+    """Records, details and manifest of a run folder.
+
+    Raises:
+        UserError: the folder is not a run, or its records were left out.
+    """
+    manifest = read_manifest(folder)
+    try:
+        records = pd.read_parquet(folder / "records.parquet")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: records.parquet cannot be read ({_first_line(error)}); measure again") from error
+    details = Details()
+    for name in ("tests", "spectra"):
+        if (folder / f"{name}.parquet").exists():
+            setattr(details, name, pd.read_parquet(folder / f"{name}.parquet"))
+    if (folder / "examples.json").exists():
+        details.examples = json.loads((folder / "examples.json").read_text(encoding="utf-8"))
+    return records, details, manifest
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a run folder.
+
+    Raises:
+        UserError: there is none, or it is not one of ours.
+    """
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest["pavinterp_version"]
+    except FileNotFoundError:
+        raise UserError(f"{folder}: not a run folder (no manifest.json); make one with `pavinterp report`") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}/manifest.json cannot be read ({_first_line(error)}); measure again") from error
+    return manifest
+
+
+def read_heads(folder: Path) -> pd.DataFrame:
+    """The heads table of a run folder, indexed by (layer, head); needs no records.
+
+    Raises:
+        UserError: as for `read_manifest`, or heads.parquet is missing or damaged.
+    """
+    read_manifest(folder)
+    try:
+        return pd.read_parquet(folder / "heads.parquet").set_index(["layer", "head"])
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}/heads.parquet cannot be read ({_first_line(error)}); measure again") from error
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item"):
+        return value.item()
+    if hasattr(value, "__dataclass_fields__"):
+        return asdict(value)
+    return str(value)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,301 @@
+"""One pass of a model over stimuli: batches in, records out; nothing is kept from a layer but its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pavinterp.capture import certificate
+from pavinterp.capture.attention_interface import capture
+from pavinterp.capture.call import AttentionCall, output_weight, trials, write_factor
+from pavinterp.errors import UserError
+from pavinterp.measures import Column, Measure
+from pavinterp.measures.coherence import spectrum
+from pavinterp.models import ModelHandle
+from pavinterp.sampling import sample_tests
+from pavinterp.stimuli import Stimuli
+from pavinterp.trials import Trials
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """What one attention layer is made of; `window` is None where every earlier position is visible."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    d_k: int
+    d_v: int
+    window: int | None
+
+
+@dataclass
+class Batch:
+    """What one batch of sequences gave.
+
+    Attributes:
+        sequences: indices into the stimuli.
+        records: one row per sequence x layer x head.
+        tests: one row per kept test x layer x head.
+        spectra: one row per kept sequence x layer x KV head x rank.
+        residuals: by layer, the largest certificate residual of each head.
+        rows_checked: rows the certificate compared.
+    """
+
+    sequences: list[int]
+    records: pd.DataFrame
+    tests: pd.DataFrame
+    spectra: pd.DataFrame
+    residuals: dict[int, list[float]]
+    rows_checked: int
+
+
+def inspect(handle: ModelHandle, length: int = 8) -> list[LayerInfo]:
+    """The model's attention layers, found by running it on a few tokens.
+
+    Raises:
+        UserError: no attention goes through the registry, or a layer sees later positions.
+    """
+    found: dict[int, LayerInfo] = {}
+    sees_future: list[int] = []
+
+    def on_layer(call: AttentionCall) -> None:
+        heads, kv_heads = call.queries.shape[1], call.keys.shape[1]
+        found[call.layer] = LayerInfo(
+            call.layer, heads, kv_heads, call.keys.shape[-1], call.values.shape[-1], call.window
+        )
+        if call.mask is None:
+            later = not call.causal
+        else:
+            rows = call.mask[0, 0].float() if call.mask.dtype == torch.bool else call.mask[0, 0].float().exp()
+            later = bool((rows.triu(1) > 0).any())
+        if later:
+            sees_future.append(call.layer)
+
+    rng = np.random.default_rng(0)
+    vocabulary = int(getattr(handle.model.config.get_text_config(), "vocab_size", 32))
+    tokens = torch.from_numpy(rng.integers(0, min(vocabulary, 1000), (1, length))).to(handle.device)
+    with capture(handle.model, on_layer):
+        forward(handle, tokens)
+    if not found:
+        raise UserError(
+            f"{handle.architecture}: no attention layer went through transformers' attention registry; "
+            "the model has no attention, or computes it in a way that cannot be captured yet"
+        )
+    if sees_future:
+        raise UserError(
+            f"{handle.architecture}: layer {sees_future[0]} attends to later positions; pavinterp measures decoders"
+        )
+    return [found[layer] for layer in sorted(found)]
+
+
+def forward(handle: ModelHandle, tokens: Tensor) -> None:
+    """The base model alone: no LM head, no KV cache, no gradients.
+
+    `no_grad` rather than inference mode: a model may keep a tensor it makes on the way (rotary frequencies),
+    and an inference tensor left in a live model would break its owner's next training step.
+    """
+    with torch.no_grad():
+        handle.model.base_model(input_ids=tokens, use_cache=False)
+
+
+def batches(stimuli: Stimuli, size: int) -> list[list[int]]:
+    """Indices of sequences, at most `size` a batch, sequences of like length together."""
+    order = sorted(range(len(stimuli.tokens)), key=lambda i: (len(stimuli.tokens[i]), i))
+    return [order[i : i + size] for i in range(0, len(order), size)]
+
+
+@dataclass
+class _Rows:
+    """Numbers of one batch, still on the device: read once, when the batch has ended, so that no layer waits."""
+
+    index: list[tuple[int, int, int, int]] = field(default_factory=list)  # sequence, layer, heads, group
+    records: list[Tensor] = field(default_factory=list)  # [heads, columns]
+    residuals: list[Tensor] = field(default_factory=list)  # [heads]
+    tests: list[tuple[int, int, np.ndarray, np.ndarray, Tensor]] = field(default_factory=list)
+    spectra: list[tuple[int, int, Tensor]] = field(default_factory=list)
+    checked: int = 0  # rows the certificate compared
+
+
+def sweep(
+    handle: ModelHandle,
+    stimuli: Stimuli,
+    measures: Sequence[Measure],
+    *,
+    tests: int | None,
+    layers: set[int] | None,
+    batch: int,
+    seed: int,
+    keep: int = 0,
+    done: frozenset[int] = frozenset(),
+) -> Iterator[Batch]:
+    """Measure every sequence.
+
+    Args:
+        handle: the model.
+        stimuli: what it reads.
+        measures: those for this kind of stimuli.
+        tests: tests sampled a sequence; None tests every position.
+        layers: layers to measure; None is all.
+        batch: sequences a forward pass.
+        seed: of the sampling. What a sequence gives depends on it and the sequence, not on the batch.
+        keep: of the first so many sequences the single tests and the CS spectra are returned too.
+        done: sequences already measured, to be left out.
+
+    Yields:
+        One Batch after another; the model is as it was in between.
+
+    Raises:
+        UserError: the certificate fails.
+    """
+    columns = [column for measure in measures for column in measure.columns]
+    factors: dict[int, Float[Tensor, "heads d_v d_w"]] = {}
+    for indices in batches(stimuli, batch):
+        indices = [i for i in indices if i not in done]
+        if not indices:
+            continue
+        sampled = [
+            sample_tests(len(stimuli.tokens[i]), tests, np.random.default_rng([seed, i, stimuli.kind == "text"]))
+            for i in indices
+        ]
+        tokens = _pad([stimuli.tokens[i] for i in indices]).to(handle.device)
+        rows = _Rows()
+
+        def on_layer(
+            call: AttentionCall,
+            indices: list[int] = indices,
+            sampled: list[tuple[np.ndarray, np.ndarray]] = sampled,
+            tokens: Tensor = tokens,
+            rows: _Rows = rows,
+        ) -> None:
+            heads, d_v = call.queries.shape[1], call.values.shape[-1]
+            if call.layer not in factors:
+                dtype = torch.float64 if call.keys.dtype == torch.float64 else torch.float32
+                factors[call.layer] = write_factor(output_weight(call.projection, heads, d_v), dtype)
+            for row, i in enumerate(indices):
+                positions, weights = sampled[row]
+                one = trials(
+                    call,
+                    row,
+                    tokens[row, : len(stimuli.tokens[i])],
+                    torch.from_numpy(positions).to(tokens.device),
+                    torch.from_numpy(weights).to(tokens.device, torch.float32),
+                    factors[call.layer],
+                    rng_seed=seed * 1_000_003 + i,
+                )
+                _measure(one, measures, i, rows, keep_tests=i < keep)
+                rows.residuals.append(certificate.residual(call, row, one))
+                rows.checked += heads * len(positions)
+
+        with capture(handle.model, on_layer, layers):
+            forward(handle, tokens)
+        yield _read(rows, indices, stimuli, columns)
+
+
+def _measure(one: Trials, measures: Sequence[Measure], sequence: int, rows: _Rows, *, keep_tests: bool) -> None:
+    values, per_test = [], []
+    for measure in measures:
+        numbers = measure(one)
+        for column in measure.columns:
+            value = numbers[column.name]
+            if column.over_tests is None:
+                values.append(value)
+                continue
+            per_test.append(value)
+            values.append(
+                weighted_median(value, one.weights) if column.over_tests == "median" else weighted_mean(value, one.weights)
+            )
+    rows.index.append((sequence, one.layer, one.heads, one.group))
+    rows.records.append(torch.stack(values, dim=-1) if values else one.keys.new_empty(one.heads, 0))
+    if keep_tests:
+        positions, weights = one.tests.cpu().numpy(), one.weights.cpu().numpy()
+        rows.tests.append((sequence, one.layer, positions, weights, torch.stack(per_test, dim=-1)))
+        rows.spectra.append((sequence, one.layer, spectrum(one)))
+
+
+def weighted_median(values: Float[Tensor, "heads tests"], weights: Float[Tensor, "tests"]) -> Float[Tensor, "heads"]:
+    """Smallest value at which at least half of the weight lies at or below; NaN tests do not count."""
+    ordered, order = values.sort(-1)  # NaN sorts last
+    weight = weights[order].masked_fill(ordered.isnan(), 0.0)
+    cumulative = weight.cumsum(-1)
+    total = cumulative[:, -1:]
+    index = (cumulative < 0.5 * total).sum(-1, keepdim=True).clamp_max(values.shape[-1] - 1)
+    return torch.where(total > 0, ordered.gather(-1, index), float("nan"))[:, 0]
+
+
+def weighted_mean(values: Float[Tensor, "heads tests"], weights: Float[Tensor, "tests"]) -> Float[Tensor, "heads"]:
+    """Mean by weight; NaN tests do not count; NaN where no test does."""
+    there = ~values.isnan()
+    return (values.nan_to_num() * weights).sum(-1) / (there * weights).sum(-1)
+
+
+def _pad(sequences: list[np.ndarray]) -> Tensor:
+    """Right-padded with 0: a causal model's earlier positions never see the padding, so it needs no mask."""
+    longest = max(len(s) for s in sequences)
+    return torch.stack([torch.from_numpy(np.pad(s, (0, longest - len(s))).astype(np.int64)) for s in sequences])
+
+
+def _read(rows: _Rows, indices: list[int], stimuli: Stimuli, columns: list[Column]) -> Batch:
+    """Fetch a batch's numbers from the device and lay them out as frames."""
+    values = torch.cat(rows.records).float().cpu().numpy()
+    residual = torch.cat(rows.residuals).double().cpu().numpy()
+    heads = np.array([heads for _, _, heads, _ in rows.index])
+    each = np.repeat(np.arange(len(heads)), heads)
+    sequence, layer, _, group = (np.array(x)[each] for x in zip(*rows.index, strict=True))
+    head = np.concatenate([np.arange(h) for h in heads])
+    records = pd.DataFrame(
+        {
+            "stimuli": pd.Categorical([stimuli.kind] * len(head)),
+            "sequence": sequence.astype(np.int32),
+            "document": stimuli.document[sequence].astype(np.int32),
+            "layer": layer.astype(np.int16),
+            "head": head.astype(np.int16),
+            "kv_head": (head // group).astype(np.int16),
+        }
+        | {column.name: values[:, i] for i, column in enumerate(columns)}
+    )
+    residuals: dict[int, list[float]] = {}
+    for number in np.unique(layer):
+        here = layer == number
+        count = int(head[here].max()) + 1
+        residuals[int(number)] = residual[here].reshape(-1, count).max(0).tolist()
+    tests = _test_frame(rows, [column.name for column in columns if column.over_tests])
+    return Batch(indices, records, tests, _spectra_frame(rows), residuals, rows.checked)
+
+
+def _test_frame(rows: _Rows, columns: list[str]) -> pd.DataFrame:
+    frames = []
+    for sequence, layer, positions, weights, values in rows.tests:
+        heads, count, _ = values.shape
+        frame = pd.DataFrame(values.float().cpu().numpy().reshape(heads * count, -1), columns=columns)
+        frame.insert(0, "sequence", np.int32(sequence))
+        frame.insert(1, "layer", np.int16(layer))
+        frame.insert(2, "head", np.repeat(np.arange(heads, dtype=np.int16), count))
+        frame.insert(3, "position", np.tile(positions.astype(np.int32), heads))
+        frame.insert(4, "weight", np.tile(weights.astype(np.float32), heads))
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def _spectra_frame(rows: _Rows) -> pd.DataFrame:
+    frames = []
+    for sequence, layer, values in rows.spectra:
+        kv_heads, ranks = values.shape
+        frames.append(
+            pd.DataFrame(
+                {
+                    "sequence": np.int32(sequence),
+                    "layer": np.int16(layer),
+                    "kv_head": np.repeat(np.arange(kv_heads, dtype=np.int16), ranks),
+                    "rank": np.tile(np.arange(1, ranks + 1, dtype=np.int16), kv_heads),
+                    "eigenvalue": values.float().cpu().numpy().ravel(),
+                }
+            )
+        )
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()

@@ -1,0 +1,134 @@
+"""What the commands print: a run in a few lines, the table of heads, and JSON that any parser takes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pavinterp.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN = ("effective_load", "capacity_worst", "capacity_average", "regime", "fidelity", "d_eff")  # fit in 80 columns
+TEXT_COLUMNS = ("regime",)  # sorted from a to z; every other column from the largest down
+
+
+def sorted_heads(heads: pd.DataFrame, column: str | None, top: int | None) -> pd.DataFrame:
+    """The heads by one column, largest first (labels from a to z; NaN last), and the first `top` of them.
+
+    Raises:
+        UserError: no such column.
+    """
+    if column in ("layer", "head"):
+        heads = heads.sort_index(level=column)
+    elif column is not None:
+        if column not in heads.columns:
+            known = [*heads.index.names, *heads.columns]
+            near = difflib.get_close_matches(column, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise UserError(f"--sort {column}: no such column; {hint}")
+        heads = heads.sort_values(column, ascending=column in TEXT_COLUMNS, kind="stable", na_position="last")
+    return heads if top is None else heads.head(top)
+
+
+def print_heads(heads: pd.DataFrame, also: str | None = None) -> None:
+    """The main columns of the heads table (and one more that was asked for), one head a line."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = [c for c in SHOWN if c in heads.columns]
+    if also is not None and also in heads.columns and also not in columns:
+        columns.append(also)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    for name in ("layer", "head", *columns):
+        label = name in TEXT_COLUMNS
+        title = name if len(name) <= 5 else name.replace("_", "\n")
+        table.add_column(title, justify="left" if label else "right", no_wrap=not label, overflow="fold")
+    cells = {name: _cells(heads, name) for name in columns}
+    for row, (layer, head) in enumerate(heads.index):
+        table.add_row(str(layer), str(head), *(cells[name][row] for name in columns))
+    # a pipe or a file has no width of its own: give the table the room it needs
+    width = None if sys.stdout.isatty() else 40 + 24 * len(columns)
+    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+
+
+def _cells(heads: pd.DataFrame, name: str) -> list[str]:
+    """A column as text; with its interval where it is the load and has one."""
+    values = [number(v) for v in heads[name].tolist()]
+    if name != "effective_load" or f"{name}_lo" not in heads.columns:
+        return values
+    low, high = heads[f"{name}_lo"].tolist(), heads[f"{name}_hi"].tolist()
+    return [
+        v if math.isnan(a) or math.isnan(b) else f"{v} [{number(a)}, {number(b)}]"
+        for v, a, b in zip(values, low, high, strict=True)
+    ]
+
+
+def number(value: Any) -> str:
+    """Three significant digits for a measured number; counts and labels as they are; – where there is none."""
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "–"
+        return f"{value:,.0f}" if 100 <= abs(value) < math.inf else f"{value:#.3g}"
+    return "–" if value is None or type(value).__name__ == "NAType" else str(value)
+
+
+def run_lines(manifest: dict[str, Any], heads: pd.DataFrame) -> list[str]:
+    """A run in three lines: what was measured, how exactly, what came out."""
+    model, corpus, certificate = manifest["model"], manifest["corpus"], manifest["certificate"]
+    regimes = heads["regime"].value_counts()
+    return [
+        f"{model['name']}: {len(heads):,} heads in {model['layers']} layers, {corpus['sequences']:,} sequences, "
+        f"{corpus['tokens']:,} tokens of {corpus['source']}",
+        f"certificate: largest relative residual {certificate['largest']:.1e}, "
+        f"tolerance {certificate['tolerance']:.0e}",
+        f"median effective load {number(float(heads['effective_load'].median()))}; relative to the linear-memory "
+        f"bound: {', '.join(f'{count:,} {name}' for name, count in regimes.items())}",
+    ]
+
+
+def print_verification(result: dict[str, Any]) -> None:
+    """Whether a model can be measured, then one line a layer."""
+    answer = "can be measured" if result["passed"] else "cannot be measured exactly"
+    future = "changes nothing" if result["future_safe"] else "CHANGES EARLIER POSITIONS"
+    print(f"{result['model']} ({result['architecture']}, {result['dtype']}): {answer}, by {result['path']}")
+    print(
+        f"largest relative residual {result['largest']:.1e}, tolerance {result['tolerance']:.0e}; the future {future}"
+    )
+    head = ("layer", "heads", "kv_heads", "d_k", "d_v", "window", "residual")
+    print("".join(f"{name:>10}" for name in head))
+    for row in result["layers"]:
+        residual = f"{row['residual']:.1e}" + ("" if row["residual"] <= result["tolerance"] else " !")
+        print("".join(f"{number(row[name]):>10}" for name in head[:-1]) + f"{residual:>10}")
+
+
+def print_json(value: Any) -> None:
+    """One JSON object and nothing else on standard output."""
+    print(json.dumps(json_safe(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def json_safe(value: Any) -> Any:
+    """The same with plain types: missing numbers become null, infinities the strings "inf" and "-inf"."""
+    if isinstance(value, dict):
+        return {str(k): json_safe(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [json_safe(v) for v in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
+    if type(value).__name__ == "NAType":
+        return None
+    if hasattr(value, "tolist"):  # numpy scalars and arrays, torch tensors, pandas columns
+        return json_safe(value.tolist())
+    if hasattr(value, "to_dict"):
+        return json_safe(value.reset_index().to_dict("records"))
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)

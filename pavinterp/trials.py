@@ -1,0 +1,136 @@
+"""Trials: one layer's attention over one sequence, in the roles of conditioning, and what follows from them alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The roles of theory section 1 for one layer and one sequence, as the attention kernel consumed them.
+
+    Query heads that share a KV head are consecutive: head `h` reads KV head `h // (heads // kv_heads)`.
+    Everything is float32 (float64 where the model is), on the model's device. `tests` are the sampled
+    positions; every position is a CS.
+
+    Attributes:
+        layer: index of the layer in the model.
+        tokens: token ids.
+        tests: tested positions, increasing.
+        weights: inverse inclusion probability of each test.
+        queries: queries of all positions (the test stimuli are `queries[:, tests]`).
+        keys: conditional stimuli.
+        values: unconditional stimuli.
+        bias: what the model adds to the scores of the tests: 0 where visible, -inf where masked.
+        scale: factor of `q.k`.
+        softcap: `softcap * tanh(score / softcap)` where not None.
+        sinks: learned sink logits, one a head, where the model has them.
+        window: how many positions a test sees at most; None is all.
+        write: per head `R` with `R R^T = W_O W_O^T`: right-multiplying takes USs and responses to
+            coordinates whose inner product is that of the residual stream.
+        rng_seed: seed for measures that sample.
+    """
+
+    layer: int
+    tokens: Int[Tensor, "n"]
+    tests: Int[Tensor, "tests"]
+    weights: Float[Tensor, "tests"]
+    queries: Float[Tensor, "heads n d_k"]
+    keys: Float[Tensor, "kv_heads n d_k"]
+    values: Float[Tensor, "kv_heads n d_v"]
+    bias: Float[Tensor, "heads_or_1 tests n"]
+    scale: float
+    softcap: float | None
+    sinks: Float[Tensor, "heads"] | None
+    window: int | None
+    write: Float[Tensor, "heads d_v d_w"]
+    rng_seed: int = 0
+
+    @property
+    def heads(self) -> int:
+        return self.queries.shape[0]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.keys.shape[0]
+
+    @property
+    def group(self) -> int:
+        """Query heads a KV head serves."""
+        return self.heads // self.kv_heads
+
+    def generator(self) -> torch.Generator:
+        """A CPU generator that depends on the run's seed, the sequence and the layer, and on nothing else."""
+        return torch.Generator().manual_seed(self.rng_seed * 1009 + self.layer)
+
+    @cached_property
+    def _softmax(self) -> tuple[Float[Tensor, "heads tests n"], Float[Tensor, "heads tests"] | None]:
+        heads, tests, n = self.heads, len(self.tests), self.keys.shape[1]
+        q = self.queries[:, self.tests] * self.scale
+        scores = torch.bmm(q.reshape(self.kv_heads, self.group * tests, -1), self.keys.mT)
+        scores = scores.view(heads, tests, n)
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = scores.add_(self.bias)
+        if self.sinks is None:
+            return torch.softmax(scores, dim=-1), None
+        sinks = self.sinks.view(heads, 1, 1).expand(heads, tests, 1).to(scores.dtype)
+        strengths = torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)
+        return strengths[..., :-1], strengths[..., -1]
+
+    @property
+    def strengths(self) -> Float[Tensor, "heads tests n"]:
+        """Associative strengths `a_tj`: rows sum to one, less the share of a learned sink."""
+        return self._softmax[0]
+
+    @property
+    def sink_share(self) -> Float[Tensor, "heads tests"] | None:
+        """Share of each row taken by the learned sink logit; None where the model has none."""
+        return self._softmax[1]
+
+    @cached_property
+    def visible(self) -> Float[Tensor, "heads_or_1 tests"]:
+        """Number of positions each test can see (the nominal load)."""
+        return (self.bias > float("-inf")).sum(-1).to(self.keys.dtype)
+
+    @cached_property
+    def response(self) -> Float[Tensor, "heads tests d_v"]:
+        """Conditioned responses `o_t = sum_j a_tj v_j`, before `W_O`."""
+        heads, tests = self.heads, len(self.tests)
+        strengths = self.strengths.reshape(self.kv_heads, self.group * tests, -1)
+        return torch.bmm(strengths, self.values).view(heads, tests, -1)
+
+    @cached_property
+    def us_norms(self) -> Float[Tensor, "heads n"]:
+        """`||v_j W_O||`: the size of each US where it matters, in the residual stream."""
+        kv_heads, group, n = self.kv_heads, self.group, self.keys.shape[1]
+        write = self.write.view(kv_heads, group, *self.write.shape[1:])
+        return torch.stack(
+            [torch.linalg.vector_norm(torch.bmm(self.values, write[:, g]), dim=-1) for g in range(group)], dim=1
+        ).view(kv_heads * group, n)
+
+    @cached_property
+    def contributions(self) -> Float[Tensor, "heads tests n"]:
+        """`c_tj = a_tj ||v_j W_O||`: the response that each association contributes."""
+        return self.strengths * self.us_norms[:, None, :]
+
+    @cached_property
+    def target(self) -> Int[Tensor, "heads tests"]:
+        """The association that contributes most, `argmax_j c_tj`."""
+        return self.contributions.argmax(-1)
+
+    @cached_property
+    def response_written(self) -> Float[Tensor, "heads tests d_w"]:
+        """`o_t R`: the response in coordinates whose inner product is the residual stream's."""
+        return torch.bmm(self.response, self.write)
+
+    @cached_property
+    def target_written(self) -> Float[Tensor, "heads tests d_w"]:
+        """`v_* R`: the target's US in the same coordinates (not multiplied by its strength)."""
+        kv_head = torch.arange(self.heads, device=self.values.device)[:, None] // self.group
+        return torch.bmm(self.values[kv_head, self.target], self.write)

@@ -1,0 +1,201 @@
+"""The main path on tiny models: what changes no record, what stops a run, what a run says of itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import tiny
+import torch
+
+import pavinterp as pi
+from pavinterp.measures import all_measures
+from pavinterp.run import Run, measure, verify
+from pavinterp.stimuli import Stimuli
+
+COLUMNS = [c.name for m in all_measures() for c in m.columns]
+FAMILIES = {"gpt2": tiny.gpt2, "llama": tiny.llama, "gemma3": tiny.gemma3}
+
+
+def documents(count=9, length=48, vocabulary=tiny.VOCABULARY, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, vocabulary, length) for _ in range(count)]
+
+
+def stimuli(sequences):
+    return Stimuli(
+        kind="text",
+        tokens=sequences,
+        document=np.arange(len(sequences)),
+        document_names=[f"document {i}" for i in range(len(sequences))],
+        source="made",
+        bos="never",
+        bos_added=False,
+        token_hash="sha256:made",
+        dropped_tokens=0,
+    )
+
+
+def run_on(model, sequences, **options):
+    return measure(pi.load(model), stimuli(sequences), **({"examples": False, "bos": "never"} | options))
+
+
+def assert_same_records(one: pd.DataFrame, two: pd.DataFrame, tolerance: float) -> None:
+    """`tolerance` is relative; 1e-6 absolute for numbers that are zero but for rounding (interference of one US)."""
+    keys = ["stimuli", "sequence", "layer", "head"]
+    one, two = (r.sort_values(keys, ignore_index=True) for r in (one, two))
+    assert one[keys].astype(str).equals(two[keys].astype(str))
+    for column in COLUMNS:
+        np.testing.assert_allclose(one[column], two[column], rtol=tolerance, atol=1e-6, err_msg=column)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batch_size_and_padding_change_no_record(family):
+    sequences = documents(length=40)
+    sequences[3] = sequences[3][:25]  # two lengths: in one batch the shorter is padded
+    sequences[7] = sequences[7][:33]
+    model = FAMILIES[family]()
+    alone = run_on(model, sequences, batch=1)
+    together = run_on(model, sequences, batch=9)
+    assert_same_records(alone.records, together.records, 1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_run_certifies_every_layer_and_has_every_head(family):
+    model = FAMILIES[family]()
+    run = run_on(model, documents())
+    config = model.config
+    assert run.manifest["certificate"]["largest"] <= 1e-5
+    assert sorted(map(int, run.manifest["certificate"]["by_layer"])) == list(range(config.num_hidden_layers))
+    heads = run.heads()
+    assert len(heads) == config.num_hidden_layers * config.num_attention_heads
+    assert heads[["effective_load", "d_eff", "induction_score", "previous_token_score"]].notna().all().all()
+    assert (heads["effective_load"] >= 1).all()
+    assert (heads["effective_load_lo"] <= heads["effective_load"]).all()
+    assert (heads["effective_load_hi"] >= heads["effective_load"]).all()
+
+
+def test_sampled_tests_speak_of_all_positions():
+    """Means over sampled tests equal those over all in expectation: 200 seeds of one sequence."""
+    model = tiny.gpt2()
+    handle = pi.load(model)
+    sequence = documents(1, 64)
+    everything = measure(handle, stimuli(sequence), tests=None, examples=False, bos="never").records
+    exact = everything[everything["stimuli"] == "text"].set_index(["layer", "head"])["sink_strength"]
+    drawn = measure(handle, stimuli(sequence * 200), tests=16, examples=False, bos="never", batch=50).records
+    drawn = drawn[drawn["stimuli"] == "text"].groupby(["layer", "head"])["sink_strength"]
+    error = (drawn.mean() - exact).abs()
+    # the ratio estimator's bias is of order 1/tests, far under 4 standard errors of 200 draws
+    assert (error <= 4 * drawn.std() / 200**0.5 + 1e-3).all()
+
+
+def test_one_seed_one_result_and_another_seed_another_sample():
+    model, sequences = tiny.llama(), documents()
+    first, again, other = (run_on(model, sequences, tests=8, seed=s).records for s in (1, 1, 2))
+    assert first.equals(again)
+    assert not np.allclose(first["effective_load"], other["effective_load"], equal_nan=True)
+
+
+def test_only_some_layers_and_layers_that_are_not_there():
+    model = tiny.gemma3()
+    some = run_on(model, documents(), layers=[2])
+    everything = run_on(model, documents())
+    assert set(some.records["layer"]) == {2}
+    mine = everything.records[everything.records["layer"] == 2].reset_index(drop=True)
+    assert_same_records(some.records, mine, 1e-6)
+    with pytest.raises(pi.UserError, match=r"layers \[4, 9\]: the model has attention in layers 0 to 3"):
+        run_on(model, documents(), layers=[1, 4, 9])
+
+
+def test_a_live_model_comes_back_as_it_was_after_success_failure_and_interruption():
+    model = tiny.gemma3().train()
+    model.lm_head.requires_grad_(False)
+    hook = model.model.layers[0].register_forward_hook(lambda m, i, o: None)
+    weights = {n: p.clone() for n, p in model.state_dict().items()}
+
+    def state():
+        return (
+            [(n, m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules()],
+            [m.config._attn_implementation for m in model.modules() if hasattr(m, "config")],
+            [p.requires_grad for p in model.parameters()],
+            model.config.to_json_string(),
+        )
+
+    before = state()
+    run_on(model, documents())
+    assert state() == before
+
+    def interrupt(stage, done, total):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_on(model, documents(), progress=interrupt)
+    assert state() == before
+    with pytest.raises(pi.UserError):
+        run_on(model, documents(), layers=[99])
+    assert state() == before
+    assert all(torch.equal(weights[n], p) for n, p in model.state_dict().items())
+    loss = model(input_ids=torch.tensor(documents(1))).logits.sum()
+    loss.backward()  # nothing left behind that autograd cannot use
+    hook.remove()
+
+
+def test_the_run_folder_can_be_read_back(tmp_path):
+    run = run_on(tiny.llama(), documents(), examples=True)
+    run.save(tmp_path / "run")
+    again = Run.load(tmp_path / "run")
+    pd.testing.assert_frame_equal(again.heads(), run.heads())
+    assert again.manifest["certificate"] == run.manifest["certificate"]
+    assert len(again.details.examples) == len(run.details.examples) > 0
+    with pytest.raises(pi.UserError, match="exists"):
+        run.save(tmp_path / "run")
+    with pytest.raises(pi.UserError, match="not a run folder"):
+        Run.load(tmp_path)
+
+
+def test_a_head_that_writes_nothing_is_named():
+    model = tiny.llama()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight[:, 8:16] = 0  # head 1 of layer 1
+    run = run_on(model, documents())
+    assert np.isnan(run.heads().loc[(1, 1), "effective_load"])
+    assert run.heads().loc[(1, 1), "regime"] == "undefined"
+    assert run.heads().drop(index=(1, 1))["effective_load"].notna().all()
+    assert any("1 heads write nothing" in note and "L1H1" in note for note in run.manifest["notes"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_verify_says_that_a_model_can_be_measured(family):
+    answer = verify(pi.load(FAMILIES[family]()), length=32)
+    assert answer["passed"]
+    assert answer["future_safe"]
+    assert answer["largest"] <= answer["tolerance"] == 1e-5
+    assert len(answer["layers"]) == FAMILIES[family]().config.num_hidden_layers
+
+
+def test_the_certificate_holds_in_the_dtypes_it_promises():
+    for dtype in (torch.float64, torch.bfloat16):
+        run = run_on(tiny.llama().to(dtype), documents())
+        assert run.manifest["certificate"]["largest"] <= run.manifest["certificate"]["tolerance"]
+    assert run.manifest["model"]["dtype"] == "bfloat16"
+
+
+def test_context_beyond_the_positions_is_refused(tmp_path):
+    with pytest.raises(pi.UserError, match="context 65 is beyond the 64 positions"):
+        measure(pi.load(tiny.gpt2()), [list(range(1, 100))], context=65)
+
+
+def test_examples_say_what_they_show():
+    run = run_on(tiny.gpt2(), documents(), examples=True)
+    by_head = {}
+    for example in run.details.examples:
+        by_head.setdefault((example["layer"], example["head"]), []).append(example)
+        assert len(example["tokens"]) == len(example["strengths"])
+        assert example["window_start"] + len(example["tokens"]) - 1 == example["position"]
+        shares = [a["share"] for a in example["associations"]]
+        assert shares == sorted(shares, reverse=True)
+        assert sum(shares) <= 1 + 1e-6
+        assert sum(example["strengths"]) <= 1 + 1e-3
+    assert len(by_head) == 8
+    assert all(1 <= len(e) <= 4 for e in by_head.values())

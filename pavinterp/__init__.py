@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.stimuli import repeated_random_tokens as repeated_random_tokens
     from pavinterp.stimuli import tokenise as tokenise
     from pavinterp.tables import describe as describe
+    from pavinterp.verification import verify as verify
 
 _HOME = {
     "Run": "run",
@@ -30,6 +31,7 @@ _HOME = {
     "plots": "plots",
     "repeated_random_tokens": "stimuli",
     "tokenise": "stimuli",
+    "verify": "verification",
 }  # public name: the module it lives in (`plots` is the module itself)
 
 __all__ = ["__version__", *_HOME]

@@ -8,6 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -203,7 +204,7 @@ def verify(
     chosen_layers = parse_layers(layers)
     import pavinterp as pi
     from pavinterp import terminal
-    from pavinterp.run import verify as verify_model
+    from pavinterp.verification import verify as verify_model
 
     _quiet_libraries()
     with progress_to(quiet=quiet) as progress:
@@ -221,7 +222,8 @@ def verify(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 our fault, 2 the user's to change."""
-    signal.signal(signal.SIGTERM, _terminated)
+    with suppress(ValueError):  # not in the main thread, which alone may handle signals
+        signal.signal(signal.SIGTERM, _terminated)
     arguments = sys.argv[1:] if arguments is None else arguments
     typed = {"command": shlex.join(["pavinterp", *arguments])}  # the manifest says how to make a run again
     try:
@@ -263,7 +265,7 @@ def _quiet_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     package = Path(__file__).parent
 
-    def show(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], filename: str, *where: Any, **more: Any) -> None:
         if package in Path(filename).parents:
             print(f"pavinterp: note: {message}", file=sys.stderr)
 

@@ -76,7 +76,12 @@ def _best(candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _of_head(
-    one: Trials, head: int, w_o: Float[Tensor, "d_v width"], unembed: Unembedding, gain: Tensor | None, strings: list[str]
+    one: Trials,
+    head: int,
+    w_o: Float[Tensor, "d_v width"],
+    unembed: Unembedding,
+    gain: Tensor | None,
+    strings: list[str],
 ) -> list[dict[str, Any]]:
     numbers = _load_numbers(one)
     load, norm = numbers["effective_load"][head], numbers["response_norm"][head]
@@ -181,9 +186,7 @@ class Unembedding:
             return None  # elsewhere `post_attention_layernorm` is the next block's input norm: not on the write
         return norm_gain(block.post_attention_layernorm, self.handle.model.config.get_text_config().hidden_size)[0]
 
-    def decode(
-        self, writes: Float[Tensor, "m width"], gain: Tensor | None
-    ) -> tuple[list[list[str]], list[list[str]]]:
+    def decode(self, writes: Float[Tensor, "m width"], gain: Tensor | None) -> tuple[list[list[str]], list[list[str]]]:
         """Tokens that each write promotes and suppresses most, strongest first."""
         tokenizer = self.handle.tokenizer
         if self.weight is None or tokenizer is None or len(writes) == 0:

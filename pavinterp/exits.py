@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import traceback
+from contextlib import suppress
 
 from pavinterp.errors import UserError
 from pavinterp.output import FULL
@@ -46,7 +47,8 @@ def end(error: BaseException) -> int:
 
 def discard_output() -> None:
     """Point standard output at nothing, so that Python does not complain at exit about what it could not flush."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError, ValueError):  # a stream without a descriptor has nothing to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -9,12 +9,15 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pavinterp.errors import UserError
 from pavinterp.exits import is_out_of_memory, one_line
 from pavinterp.model_checks import check_decoder, check_loaded
 from pavinterp.model_folder import file_hash
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +86,37 @@ def _unreadable(path: Path, error: Exception) -> str:
     return f"{path} is corrupt, cut short or not a whole model ({reason or type(error).__name__}): download it again"
 
 
+def _check_header(path: Path, file: Any) -> None:
+    """Raise UserError for what transformers' reader would pass over in silence."""
+    instead = "give the model's Hugging Face id or folder instead"
+    if "split.count" in file.fields and file.fields["split.count"].contents() > 1:
+        raise UserError(
+            f"{path} is one part of a file that was split: merge its parts first (llama-gguf-split --merge)"
+        )
+    architecture = file.fields["general.architecture"].contents()
+    kind = file.fields.get(f"{architecture}.rope.scaling.type")
+    scaled = kind is not None and kind.contents() != "none"
+    if architecture != "gpt-oss" and (scaled or any(tensor.name.startswith("rope_") for tensor in file.tensors)):
+        raise UserError(f"{path} scales its rotary positions, which transformers does not read from GGUF: {instead}")
+
+
+def _check_complete(path: Path, file: Any, model: PreTrainedModel) -> None:
+    """Raise UserError where the model has no place for some of the file's numbers (biases, say)."""
+    sizes = {tensor.name: int(tensor.n_elements) for tensor in file.tensors}
+    if model.config.get_text_config().tie_word_embeddings:
+        sizes.pop("output.weight", None)  # some converters write the tied matrix twice
+    spare = sum(sizes.values()) - sum(parameter.numel() for parameter in model.parameters())
+    if spare > 0:
+        raise UserError(
+            f"{path} holds {spare:,} numbers that transformers' {type(model).__name__} leaves out, so that it would "
+            "not be the same model: give its Hugging Face id or folder instead"
+        )
+
+
 def _dequantise(path: Path, folder: Path) -> None:
     """Write `path` as an ordinary model folder; the tokenizer is left out where transformers cannot rebuild it."""
     import torch
+    from gguf import GGUFReader
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     gguf = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": str(path.resolve())}
@@ -94,6 +125,8 @@ def _dequantise(path: Path, folder: Path) -> None:
     silence = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
     try:
         with silence:
+            file = GGUFReader(path)
+            _check_header(path, file)
             check_decoder(AutoConfig.from_pretrained(**gguf), str(path))
             # Without `dequantize=True` the weights stay packed wherever the `kernels` package is installed.
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -108,6 +141,7 @@ def _dequantise(path: Path, folder: Path) -> None:
     model, report = loaded
     check_loaded(report, str(path))
     model.tie_weights()
+    _check_complete(path, file, model)
     for owner, attribute in [(model, "hf_quantizer"), (model.config, "quantization_config")]:
         if hasattr(owner, attribute):
             delattr(owner, attribute)  # save_pretrained refuses a model that carries either

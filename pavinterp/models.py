@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pavinterp.devices import device_named, dtype_named
 from pavinterp.errors import UserError
 from pavinterp.exits import one_line
 from pavinterp.gguf_cache import dequantised_folder
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelHandle", "check_finite", "fingerprint", "load", "untouched"]
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 
 
@@ -114,7 +114,7 @@ def load(
         raise UserError(f"revision {revision!r} with {spec}: only a Hugging Face id has revisions; leave it out")
     if device_map is not None and str(device) != "auto":
         raise UserError(f"both device {device} and device_map {device_map}: give one of them")
-    torch_dtype, place = _dtype(dtype), _device(device) if device_map is None else None
+    torch_dtype, place = dtype_named(dtype), device_named(device) if device_map is None else None
     options: dict[str, Any] = {"trust_remote_code": bool(trust_remote_code)}  # None would ask on the terminal
     version = ""
     with quiet(), explained(spec, revision, torch_dtype, place or device_map):
@@ -139,6 +139,8 @@ def load(
 def _locate(spec: str) -> tuple[str, str, str]:
     """(source, name, where to load from) of a model given as a string."""
     path = Path(spec).expanduser()
+    if not spec.strip():
+        raise UserError("no model given: give demo, a Hugging Face id such as gpt2, a folder or a .gguf file")
     if spec == "demo":
         return "demo", "demo", str(files("pavinterp") / "demo")
     if path.is_dir():
@@ -149,36 +151,9 @@ def _locate(spec: str) -> tuple[str, str, str]:
         return "gguf", path.stem, str(path)
     if path.is_file():
         raise UserError(f"{spec} is a file, not a model: give its folder (with config.json), or a .gguf file")
-    if spec.startswith((".", "~", os.sep)) or "\\" in spec or spec.count("/") > 1 or not spec.strip():
+    if spec.startswith((".", "~", os.sep)) or "\\" in spec or spec.count("/") > 1:
         raise UserError(f"no folder {spec!r}: check the path, or give a Hugging Face id such as gpt2")
     return "hub", spec, spec
-
-
-def _dtype(dtype: str | torch.dtype) -> torch.dtype:
-    import torch
-
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise UserError(f"unknown dtype {name!r}: give one of {', '.join(DTYPES)}")
-    return getattr(torch, name)
-
-
-def _device(device: str | torch.device) -> torch.device:
-    """The device asked for, once a number has been put on it."""
-    import torch
-
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if str(device) == "auto":
-        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
-    try:
-        place = torch.device(device)
-        if place.type == "meta":
-            raise RuntimeError("it holds no numbers")
-        torch.empty(1, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        there = ["auto", "cpu", *["mps"] * mps, *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise UserError(f"no device {str(device)!r} here: give one of {', '.join(there)}") from error
-    return place
 
 
 def _pretrained(
@@ -223,15 +198,19 @@ def _tokenizer(
     chosen: PreTrainedTokenizerBase | str | bool | None, location: str, spec: str, options: dict[str, Any]
 ) -> PreTrainedTokenizerBase | None:
     """The tokenizer asked for, else the model's own."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     if chosen is False:
         return None
     if isinstance(chosen, (str, os.PathLike)):
         location = spec = os.fspath(chosen)
         options = {**options, "revision": None}
-    elif chosen is not None and chosen is not True:
+    elif isinstance(chosen, PreTrainedTokenizerBase):
         return chosen
+    elif chosen is not None:
+        raise UserError(
+            f"tokenizer={chosen!r:.60} is no tokenizer: give one of transformers', its id or its folder, or False"
+        )
     advice = "pass tokenizer= one, its id or folder (or tokenizer=False and token ids as the corpus)"
     try:
         tokenizer = AutoTokenizer.from_pretrained(location, **options)

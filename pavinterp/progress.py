@@ -19,8 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
-    from rich.progress import Task, TaskID
-    from rich.text import Text
+    from rich.progress import Task
 
 
 class Progress:
@@ -97,57 +96,60 @@ class Lines(Progress):
             pass
 
 
-class Bars(Progress):
-    """One bar per stage: steps done, rate, time gone and time left."""
+class Bars(Lines):
+    """One bar per stage: steps done, rate, time gone and time left. A stage of one step gets a line as in a log.
+
+    (What such a stage waits for may have bars of its own, as downloads do, and two live displays garble each other.)
+    """
 
     def __init__(self, stream: IO[str]) -> None:
-        self.stream = stream
+        super().__init__(stream)
         self.bars: RichProgress | None = None
-        self.tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Bars:
-        from rich.console import Console
-        from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as RichProgress
-        from rich.text import Text
-
-        class Steps(ProgressColumn):
-            """`12/64  5.2 /s  0:10 left`; nothing for a stage of one step."""
-
-            def render(self, task: Task) -> Text:
-                return Text(steps_of(task))
-
-        self.bars = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TimeElapsedColumn(),
-            Steps(),
-            console=Console(file=self.stream),
-        )
-        self.bars.start()
-        return self
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        if self.bars is None:
-            self.__enter__()
-        assert self.bars is not None
-        if stage not in self.tasks:
-            self.tasks[stage] = self.bars.add_task(stage, total=None if total == 1 else total)
-        self.bars.update(self.tasks[stage], completed=done, total=total if total > 1 or done else None)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self.bars is not None:
+        if total == 1:
+            super().__call__(stage, done, total)
+            return
+        if stage != self.current or self.bars is None:
+            self._break_off()
+            self.current, self.bars = stage, rich_bars(self.stream)
+            self.bars.start()
+            self.bars.add_task(stage, total=total)
+        self.bars.update(self.bars.task_ids[0], completed=done)
+        if done >= total:
             self.bars.stop()
-            self.bars, self.tasks = None, {}
+            self.current, self.bars = None, None
+
+    def _break_off(self) -> None:
+        if self.bars is None:
+            super()._break_off()
+        else:
+            self.bars.stop()
+            self.current, self.bars = None, None
+
+
+def rich_bars(stream: IO[str]) -> RichProgress:
+    """A rich progress with our columns, which fit in 80 characters."""
+    from rich.console import Console
+    from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+    from rich.text import Text
+
+    class Steps(ProgressColumn):
+        """`12/64  5.2 /s  0:10 left`."""
+
+        def render(self, task: Task) -> Text:
+            return Text(steps_of(task))
+
+    description = TextColumn("{task.description}", markup=False)
+    return RichProgress(
+        description, BarColumn(bar_width=16), TimeElapsedColumn(), Steps(), console=Console(file=stream)
+    )
 
 
 def steps_of(task: Task) -> str:
     """`12/64  5.2 /s  0:10 left` of a rich task."""
-    if task.total is None or task.total <= 1:
-        return ""
-    parts = [f"{task.completed:,.0f}/{task.total:,.0f}"]
+    parts = [f"{task.completed:,.0f}/{task.total or 0:,.0f}"]
     speed = task.finished_speed or task.speed
     if speed:
         parts.append(f"{speed:.3g} /s")

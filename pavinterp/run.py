@@ -1,29 +1,25 @@
-"""measure(): one run from model and text to records; Run: what came of it; verify(): can a model be measured."""
+"""measure(): one run from model and text to records; Run: what came of it."""
 
 from __future__ import annotations
 
-import platform
-import shlex
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
-from pavinterp import __version__, store
+from pavinterp import store
 from pavinterp.capture import certificate
 from pavinterp.errors import UserError
 from pavinterp.examples import examples as find_examples
+from pavinterp.manifest import describe_run
 from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.output import new_folder
-from pavinterp.stimuli import Corpus, Stimuli, repeated_random_tokens, tokenise
+from pavinterp.stimuli import Corpus, Stimuli, ordinary_token_ids, repeated_random_tokens, tokenise
 from pavinterp.stimuli import corpus as read_corpus
 from pavinterp.sweep import LayerInfo, inspect, sweep
 from pavinterp.tables import heads_table
@@ -132,7 +128,7 @@ def measure(
     stage = progress or (lambda stage, done, total: None)
     with untouched(handle.model):
         shapes = inspect(handle)
-        chosen = _choose_layers(shapes, layers)
+        chosen = choose_layers(shapes, layers)
         stimuli = _stimuli(handle, corpus, context, sequences, bos, seed)
         probe = _probe(handle, stimuli, bos, seed)
         frames: dict[str, list[pd.DataFrame]] = {"records": [], "tests": [], "spectra": []}
@@ -155,7 +151,7 @@ def measure(
                 seed=seed,
                 keep=KEPT_SEQUENCES if is_text else 0,
             ):
-                _merge(residuals, part.residuals)
+                merge(residuals, part.residuals)
                 certificate.require(residuals, handle.dtype, handle.architecture)
                 rows += part.rows_checked
                 for name, frame in (("records", part.records), ("tests", part.tests), ("spectra", part.spectra)):
@@ -185,102 +181,27 @@ def measure(
         "batch": batch or "auto",
         "bos": bos,
     }
-    manifest = {
-        "pavinterp_version": __version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command or _command(handle, stimuli, arguments),
-        "model": _describe_model(handle, shapes),
-        "corpus": _describe_stimuli(stimuli),
-        "probe": _describe_stimuli(probe),
-        "arguments": arguments,
-        "seed": seed,
-        "tests_per_sequence": arguments["tests"],
-        "layers": [asdict(info) for info in measured],
-        "certificate": {
-            "tolerance": certificate.tolerance(handle.dtype),
-            "largest": max(max(row) for row in residuals.values()),
-            "by_layer": {str(layer): max(row) for layer, row in sorted(residuals.items())},
-            "rows_checked": rows,
-        },
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "transformers", "numpy", "pandas")},
-        "notes": _notes(handle, shapes, records),
-        "wall_seconds": round(time.monotonic() - started, 1),
+    manifest = describe_run(handle, shapes, measured, stimuli, probe, records, arguments, command)
+    manifest["certificate"] = {
+        "tolerance": certificate.tolerance(handle.dtype),
+        "largest": max(max(row) for row in residuals.values()),
+        "by_layer": {str(layer): max(row) for layer, row in sorted(residuals.items())},
+        "rows_checked": rows,
     }
+    manifest["wall_seconds"] = round(time.monotonic() - started, 1)
     run = Run(records, measured, store.Details(tested, spectra, found), manifest)
     manifest["intervals"] = run.heads().attrs["intervals"]
     return run
 
 
-def verify(
-    model: ModelHandle | str | Any, *, sequences: int = 2, length: int = 256, layers: list[int] | None = None, seed: int = 0
-) -> dict[str, Any]:
-    """Whether a model can be measured: certificate per layer on random tokens, and that no layer sees the future.
-
-    Returns:
-        model, architecture, path, dtype, tolerance, largest, passed, future_safe (changing later tokens changed
-        nothing earlier), future_change (largest relative change of earlier hidden states) and one dict per layer:
-        layer, heads, kv_heads, d_k, d_v, window, residual.
-
-    Raises:
-        UserError: no attention can be captured.
-    """
-    handle = model if isinstance(model, ModelHandle) else load(model)
-    with untouched(handle.model):
-        shapes = inspect(handle)
-        chosen = _choose_layers(shapes, layers)
-        length = min(length, handle.max_context or length)
-        probe = repeated_random_tokens(_vocabulary(handle), length=length, sequences=sequences, bos="never", seed=seed)
-        residuals: dict[int, list[float]] = {}
-        for part in sweep(handle, probe, [], tests=64, layers=chosen, batch=sequences, seed=seed):
-            _merge(residuals, part.residuals)
-        change = _future_change(handle, probe)
-    limit = certificate.tolerance(handle.dtype)
-    largest = max(max(row) for row in residuals.values())
-    rows = [
-        asdict(info) | {"residual": max(residuals[info.layer])}
-        for info in shapes
-        if chosen is None or info.layer in chosen
-    ]
-    return {
-        "model": handle.name,
-        "architecture": handle.architecture,
-        "path": "attention_interface",
-        "dtype": str(handle.dtype).removeprefix("torch."),
-        "tolerance": limit,
-        "largest": largest,
-        "future_safe": change <= limit,
-        "future_change": change,
-        "passed": bool(largest <= limit and change <= limit),
-        "layers": rows,
-    }
-
-
-def _future_change(handle: ModelHandle, probe: Stimuli) -> float:
-    """Largest relative change of earlier hidden states, with capture on, when the later half of the tokens changes."""
-    from pavinterp.capture.attention_interface import capture
-
-    tokens = torch.from_numpy(probe.tokens[0])[None].to(handle.device)
-    half = tokens.shape[1] // 2
-    other = tokens.clone()
-    other[:, half:] = tokens[:, half:].flip(-1)
-    with capture(handle.model, lambda call: None), torch.no_grad():
-        before, after = (
-            handle.model.base_model(input_ids=t, use_cache=False).last_hidden_state[:, :half].float()
-            for t in (tokens, other)
-        )
-    return float((before - after).norm() / before.norm())
-
-
-def _choose_layers(shapes: list[LayerInfo], layers: list[int] | None) -> set[int] | None:
+def choose_layers(shapes: list[LayerInfo], layers: list[int] | None) -> set[int] | None:
+    """Layers to capture; None is all. UserError where one has no attention."""
     if layers is None:
         return None
     known = {info.layer for info in shapes}
     wrong = sorted(set(layers) - known)
     if wrong or not layers:
-        raise UserError(
-            f"layers {wrong or layers}: the model has attention in layers {min(known)} to {max(known)}; choose among them"
-        )
+        raise UserError(f"layers {wrong or layers}: choose among the attention layers {min(known)} to {max(known)}")
     return set(layers)
 
 
@@ -296,7 +217,9 @@ def _stimuli(
     if context < 8:
         raise UserError(f"context {context}: use at least 8 tokens")
     if limit is not None and context > limit:
-        raise UserError(f"context {context} is beyond the {limit} positions of {handle.name}; use --context {limit} or less")
+        raise UserError(
+            f"context {context} is beyond the {limit} positions of {handle.name}; use --context {limit} or less"
+        )
     return tokenise(
         documents,
         handle.tokenizer,
@@ -304,84 +227,32 @@ def _stimuli(
         sequences=DEFAULT_SEQUENCES if sequences is None else sequences,
         bos=bos,
         seed=seed,
+        vocabulary_size=int(handle.model.config.get_text_config().vocab_size),
     )
 
 
-def _vocabulary(handle: ModelHandle) -> Any:
+def vocabulary_of(handle: ModelHandle) -> Any:
+    """What random tokens are drawn from: the tokenizer, or the number of tokens where there is none."""
     return handle.tokenizer or int(handle.model.config.get_text_config().vocab_size)
 
 
 def _probe(handle: ModelHandle, stimuli: Stimuli, bos: str, seed: int) -> Stimuli:
     longest = max(len(t) for t in stimuli.tokens)
-    limit = min(PROBE_LENGTH, handle.max_context or PROBE_LENGTH, max(longest, 16))
     return repeated_random_tokens(
-        _vocabulary(handle),
-        length=limit,
+        vocabulary_of(handle),
+        length=probe_length(handle, min(PROBE_LENGTH, max(longest, 16))),
         sequences=PROBE_SEQUENCES,
         bos=bos if handle.tokenizer is not None else "never",
         seed=seed,
     )
 
 
-def _merge(residuals: dict[int, list[float]], more: dict[int, list[float]]) -> None:
+def probe_length(handle: ModelHandle, wanted: int) -> int:
+    """`wanted`, or what the model's positions and two copies of different tokens of its vocabulary allow."""
+    return min(wanted, handle.max_context or wanted, 2 * len(ordinary_token_ids(vocabulary_of(handle))))
+
+
+def merge(residuals: dict[int, list[float]], more: dict[int, list[float]]) -> None:
+    """Keep the larger residual of each head, in place."""
     for layer, row in more.items():
         residuals[layer] = np.maximum(residuals.get(layer, row), row).tolist()
-
-
-def _describe_model(handle: ModelHandle, shapes: list[LayerInfo]) -> dict[str, Any]:
-    return {
-        "name": handle.name,
-        "source": handle.source,
-        "revision": handle.revision,
-        "architecture": handle.architecture,
-        "parameters": handle.parameters,
-        "dtype": str(handle.dtype).removeprefix("torch."),
-        "device": str(handle.device),
-        "layers": len(shapes),
-        "heads": sum(info.heads for info in shapes),
-        "path": "attention_interface",
-    }
-
-
-def _describe_stimuli(stimuli: Stimuli) -> dict[str, Any]:
-    return {
-        "source": stimuli.source,
-        "kind": stimuli.kind,
-        "token_hash": stimuli.token_hash,
-        "documents": len(set(stimuli.document.tolist())),
-        "sequences": len(stimuli.tokens),
-        "context": max(len(t) for t in stimuli.tokens),
-        "tokens": int(sum(len(t) for t in stimuli.tokens)),
-        "bos": stimuli.bos,
-        "bos_added": stimuli.bos_added,
-        "dropped_tokens": stimuli.dropped_tokens,
-    }
-
-
-def _command(handle: ModelHandle, stimuli: Stimuli, arguments: dict[str, Any]) -> str:
-    words = ["pavinterp", "report", handle.name, "--corpus", stimuli.source]
-    for name in ("context", "sequences", "tests", "seed", "bos"):
-        words += [f"--{name}", str(arguments[name])]
-    if arguments["layers"] != "all":
-        words += ["--layers", ",".join(map(str, arguments["layers"]))]
-    return shlex.join(words)
-
-
-def _notes(handle: ModelHandle, shapes: list[LayerInfo], records: pd.DataFrame) -> list[str]:
-    """What a reader of this run must know beside the definitions."""
-    notes = []
-    total = getattr(handle.model.config.get_text_config(), "num_hidden_layers", len(shapes))
-    missing = sorted(set(range(total)) - {info.layer for info in shapes})
-    if missing:
-        notes.append(f"Layers {missing} have no attention that could be captured; they are not in the tables.")
-    text = records[records["stimuli"] == "text"]
-    silent = text.loc[text["effective_load"].isna(), ["layer", "head"]].drop_duplicates()
-    if len(silent):
-        names = ", ".join(f"L{layer}H{head}" for layer, head in silent.head(8).itertuples(index=False))
-        notes.append(f"{len(silent)} heads write nothing in some sequences (no US reaches the residual stream): {names}.")
-    blocks = next((m for n, m in handle.model.named_modules() if n.endswith(("layers", "h"))), None)
-    if blocks is not None and any(hasattr(b, "pre_feedforward_layernorm") for b in blocks.children()):
-        notes.append(
-            "This architecture normalises the attention's output after W_O; inner products are taken before that norm."
-        )
-    return notes

@@ -397,7 +397,7 @@ def tokenise(
         longest = max(range(len(documents)), key=lambda i: len(documents[i].ids))
         raise UserError(
             f"text shorter than one context: the longest document, {names[longest]}, has {len(documents[longest].ids)} "
-            f"tokens and a sequence needs {room}{' besides BOS' if prefix else ''}; lower --context or use longer documents"
+            f"tokens and a sequence needs {room}{' besides BOS' if prefix else ''}; lower --context or use longer texts"
         )
     if vocabulary_size is None and ready and tokenizer is not None:
         vocabulary_size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))

@@ -209,7 +209,9 @@ def _measure(one: Trials, measures: Sequence[Measure], sequence: int, rows: _Row
                 continue
             per_test.append(value)
             values.append(
-                weighted_median(value, one.weights) if column.over_tests == "median" else weighted_mean(value, one.weights)
+                weighted_median(value, one.weights)
+                if column.over_tests == "median"
+                else weighted_mean(value, one.weights)
             )
     rows.index.append((sequence, one.layer, one.heads, one.group))
     rows.records.append(torch.stack(values, dim=-1) if values else one.keys.new_empty(one.heads, 0))

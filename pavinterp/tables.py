@@ -67,7 +67,9 @@ def heads_table(records: pd.DataFrame, layers: Sequence[LayerInfo], seed: int = 
     parts, words, counts = [], [], {}
     for stimuli in ("text", "repeated_random_tokens"):
         mine = records[records["stimuli"] == stimuli]
-        names = [c.name for m in all_measures() if m.stimuli == stimuli for c in m.columns if (stimuli, c.name) in columns]
+        names = [
+            c.name for m in all_measures() if m.stimuli == stimuli for c in m.columns if (stimuli, c.name) in columns
+        ]
         if mine.empty:
             continue
         unit, cluster = clusters_of(mine)
@@ -203,7 +205,11 @@ def _with_shapes(table: pd.DataFrame, layers: Sequence[LayerInfo]) -> pd.DataFra
         index=table.index,
     )
     bounds = zip(
-        table["effective_load_lo"], table["effective_load_hi"], known["capacity_worst"], known["capacity_average"], strict=True
+        table["effective_load_lo"],
+        table["effective_load_hi"],
+        known["capacity_worst"],
+        known["capacity_average"],
+        strict=True,
     )
     known["regime"] = [regime(*row) for row in bounds]
     return known.join(table)

@@ -63,9 +63,9 @@ HOSTILE = [
     "",
 ]
 PROSE = (
-    " And yet , to say the truth , reason and love keep little company together now - a - days ;\n the more the pity "
+    "And yet , to say the truth , reason and love keep little company together now - a - days ;\n the more the pity "
     "that some honest neighbours will not make them friends .\n Nay , I can g lee k upon occasion ."
-).split(" ")
+)
 
 
 @dataclass
@@ -98,7 +98,7 @@ def run(
     """A run of `layers x heads` heads with plausible numbers; one head is undefined, some horizons are infinite."""
     rng = np.random.default_rng(seed)
     table = _heads(rng, layers, heads, group, d_k, context, sequences, clusters)
-    strings = [f" {word}" for word in PROSE] + (HOSTILE if hostile else [])
+    strings = [f" {word}" for word in PROSE.split(" ")] + (HOSTILE if hostile else [])
     details = SimpleNamespace(
         tests=_tests(rng, table, context, sequences, tests),
         spectra=_spectra(rng, table, d_k),

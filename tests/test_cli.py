@@ -149,10 +149,10 @@ def test_verify_says_by_which_path_and_how_exactly(command: Command) -> None:
 def test_verify_ends_with_2_where_a_model_cannot_be_measured_exactly(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pavinterp import run
+    from pavinterp import verification
 
-    real = run.verify(pavinterp.load("demo"), layers=[0])
-    monkeypatch.setattr(run, "verify", lambda *_, **__: real | {"passed": False, "future_safe": False, "largest": 0.3})
+    real = verification.verify(pavinterp.load("demo"), layers=[0])
+    monkeypatch.setattr(verification, "verify", lambda *_, **__: real | {"passed": False, "future_safe": False, "largest": 0.3})
     ended = command("verify", "demo")
     assert ended.code == 2
     assert "cannot be measured exactly" in ended.out

@@ -149,6 +149,25 @@ def test_unsupported_architecture(tmp_path: Path) -> None:
     assert "architecture clip is not supported yet: give the model's Hugging Face id or folder" in refused(path)
 
 
+def test_part_of_a_split_file(tmp_path: Path) -> None:
+    path = tiny.gguf_file(tmp_path / "tiny.gguf", more={"split.count": 2})
+    assert "is one part of a file that was split: merge its parts first" in refused(path)
+
+
+@pytest.mark.parametrize("how", ["metadata", "tensor"])
+def test_rotary_scaling_is_not_passed_over(tmp_path: Path, how: str) -> None:
+    """transformers reads neither from a GGUF file: the model would attend differently, and nothing would say so."""
+    more = {"llama.rope.scaling.type": "linear"} if how == "metadata" else {"rope_freqs.weight": np.ones(8, np.float32)}
+    path = tiny.gguf_file(tmp_path / "tiny.gguf", more=more)
+    assert "scales its rotary positions, which transformers does not read from GGUF" in refused(path)
+
+
+def test_numbers_that_have_no_place_are_not_passed_over(tmp_path: Path, cache: Path) -> None:
+    path = tiny.gguf_file(tmp_path / "tiny.gguf", more={"blk.0.attn_q.bias": np.ones(64, np.float32)})
+    assert "holds 64 numbers that transformers' LlamaForCausalLM leaves out" in refused(path)
+    assert folders(cache) == []
+
+
 def test_architecture_without_attention(tmp_path: Path) -> None:
     path = tiny.gguf_file(tmp_path / "tiny.gguf", architecture="mamba")
     assert "is a model without attention (mamba)" in refused(path)

@@ -56,7 +56,7 @@ def edit_weights(folder: Path, change: object) -> None:
         ("./nowhere", "no folder './nowhere': check the path"),
         ("/nowhere/at/all", "no folder '/nowhere/at/all'"),
         ("a/b/c", "no folder 'a/b/c'"),
-        ("", "no folder ''"),
+        ("", "no model given: give demo, a Hugging Face id"),
         ("nowhere.gguf", "no file nowhere.gguf: check the path"),
         ("not a name", "no Hugging Face id looks like that: check the path"),
     ],
@@ -100,6 +100,7 @@ def test_missing_tokenizer(folder: Path) -> None:
     assert "no tokenizer files with" in message(folder)
     assert "pass tokenizer=" in message(folder)
     assert load(folder, tokenizer=False).tokenizer is None
+    assert "tokenizer=True is no tokenizer" in message(folder, tokenizer=True)
     (folder / "tokenizer.json").write_text("{")
     assert "no tokenizer to be had from" in message(folder)
 

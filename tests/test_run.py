@@ -10,8 +10,9 @@ import torch
 
 import pavinterp as pi
 from pavinterp.measures import all_measures
-from pavinterp.run import Run, measure, verify
+from pavinterp.run import Run, measure
 from pavinterp.stimuli import Stimuli
+from pavinterp.verification import verify
 
 COLUMNS = [c.name for m in all_measures() for c in m.columns]
 FAMILIES = {"gpt2": tiny.gpt2, "llama": tiny.llama, "gemma3": tiny.gemma3}
@@ -103,7 +104,7 @@ def test_only_some_layers_and_layers_that_are_not_there():
     assert set(some.records["layer"]) == {2}
     mine = everything.records[everything.records["layer"] == 2].reset_index(drop=True)
     assert_same_records(some.records, mine, 1e-6)
-    with pytest.raises(pi.UserError, match=r"layers \[4, 9\]: the model has attention in layers 0 to 3"):
+    with pytest.raises(pi.UserError, match=r"layers \[4, 9\]: choose among the attention layers 0 to 3"):
         run_on(model, documents(), layers=[1, 4, 9])
 
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import gguf
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
@@ -138,11 +139,17 @@ def hub_cache(cache: Path, name: str, folder: Path, branch: str = "main") -> str
 
 
 def gguf_file(
-    path: Path, *, quantised: bool = False, architecture: str = "llama", model: LlamaForCausalLM | None = None
+    path: Path,
+    *,
+    quantised: bool = False,
+    architecture: str = "llama",
+    model: LlamaForCausalLM | None = None,
+    more: dict[str, object] | None = None,
 ) -> Path:
     """Write a Llama (else `llama(width=64)`) and the tiny tokenizer as a .gguf file; return its path.
 
-    With `quantised` the matrices are stored as Q8_0. `architecture` is what the header claims.
+    With `quantised` the matrices are stored as Q8_0. `architecture` is what the header claims. `more` adds tensors
+    (arrays) and header fields (text and integers) by name.
     """
     model = llama(width=64) if model is None else model
     config, words = model.config, tokenizer()
@@ -167,6 +174,8 @@ def gguf_file(
     writer.add_eos_token_id(0)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
         array = weight.numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if heads:  # the format pairs the two halves of each head's rotary dimensions
@@ -174,6 +183,13 @@ def gguf_file(
             array = rows.swapaxes(1, 2).reshape(array.shape)
         kind = gguf.GGMLQuantizationType.Q8_0 if quantised and array.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(names.get_name(name, (".weight",)), gguf.quants.quantize(array, kind), raw_dtype=kind)
+    for name, value in (more or {}).items():
+        if isinstance(value, np.ndarray):
+            writer.add_tensor(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_uint16(name, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -99,7 +99,14 @@ def _kernel(module: nn.Module, kernel: str) -> Callable[..., Any]:
 
 
 def _remember(
-    session: _Session, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, args: tuple, kwargs: dict
+    session: _Session,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    args: tuple,
+    kwargs: dict,
 ) -> None:
     layer = getattr(module, "layer_idx", None)
     if layer is None:

@@ -57,9 +57,9 @@ def centred_sample(trials: Trials) -> Float[Tensor, "kv_heads sample d_k"]:
 def query_gram(trials: Trials, keys: Float[Tensor, "kv_heads sample d_k"]) -> Float[Tensor, "heads sample sample"]:
     """`k_i^T E[q q^T] k_j` of each query head, with the expectation over the sampled positions' queries."""
     queries = trials.queries[:, sample_positions(trials)]
-    grouped = queries.view(trials.kv_heads, -1, queries.shape[-1])
-    scores = (keys @ grouped.mT).view(trials.kv_heads, keys.shape[1], trials.group, -1).transpose(1, 2)
-    return (scores @ scores.mT).reshape(trials.heads, keys.shape[1], keys.shape[1]) / queries.shape[1]
+    metric = queries.mT @ queries / queries.shape[1]
+    keys = keys.repeat_interleave(trials.group, dim=0)
+    return keys @ metric @ keys.mT
 
 
 def pair_means(gram: Float[Tensor, "heads m m"]) -> tuple[Float[Tensor, "heads"], Float[Tensor, "heads"]]:

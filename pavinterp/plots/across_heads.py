@@ -83,13 +83,14 @@ def load_by_depth(heads: pd.DataFrame) -> Picture:
     worst = grouped["capacity_worst"].median().to_numpy(float)
     average = grouped["capacity_average"].median().to_numpy(float)
     at = np.arange(len(layers), dtype=float)
+    limits = span(np.concatenate([load, worst, average]), least=1.0, most=2.0)
     return Picture(
         "load_by_depth",
         f"Effective load by layer; medians from {number(np.nanmin(median))} to {number(np.nanmax(median))}."
         if np.isfinite(median).any()
         else "Effective load by layer.",
         Axis.of_names("layer", tuple(str(i) for i in layers)),
-        Axis("effective load (associations)", "log", *span(np.concatenate([load, worst, average]), least=1.0, most=2.0)),
+        Axis("effective load (associations)", "log", *limits),
         (
             Line(at, worst, "worst", _bound("N_worst", worst), steps=True),
             Line(at, average, "average", _bound("N_avg", average), steps=True),

@@ -80,7 +80,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Rule:
-    """A straight line across the picture at one value of one axis, its label at the `low` or `high` end of the other."""
+    """A straight line at one value of one axis, its label at the `low` or `high` end of the other."""
 
     axis: Literal["x", "y"]
     at: float
@@ -91,7 +91,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Cells:
-    """A map: cell i lies at (`column[i]`, `row[i]`), is coloured by the logarithm of `value[i]`, outlined by `regime[i]`.
+    """A map: cell i at (`column[i]`, `row[i]`) is coloured by the logarithm of `value[i]`, outlined by `regime[i]`.
 
     NaN is drawn as an empty cell with a dash. `heads` and `titles` as for Points.
     """

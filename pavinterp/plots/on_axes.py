@@ -41,7 +41,8 @@ def draw(picture: Picture, ax: Axes | None = None) -> Axes:
 
 def _size(picture: Picture) -> tuple[float, float]:
     if any(isinstance(mark, Cells) for mark in picture.marks):
-        return (min(max(3.5, 0.3 * len(picture.x.names) + 2.0), 12.0), min(max(2.6, 0.25 * len(picture.y.names) + 1), 9))
+        wide, tall = 0.3 * len(picture.x.names) + 2.0, 0.25 * len(picture.y.names) + 1.0
+        return (min(max(3.5, wide), 12.0), min(max(2.6, tall), 9.0))
     if picture.y.scale == "names":
         return (6.0, 0.9 + 0.4 * len(picture.y.names))
     return (6.0, 3.6)
@@ -105,7 +106,8 @@ def _draw_points(ax: Axes, mark: Points, colour: str) -> None:
 def _draw_rule(ax: Axes, mark: Rule, style: dict[str, Any]) -> None:
     if mark.axis == "x":
         ax.axvline(mark.at, **style)
-        where = {"xy": (mark.at, 1.0), "xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top", "ha": "right"}
+        where = {"xy": (mark.at, 1.0), "xycoords": ("data", "axes fraction"), "va": "top", "ha": "right"}
+        where["rotation"] = 90
     else:
         ax.axhline(mark.at, **style)
         low = mark.end == "low"

@@ -161,12 +161,13 @@ def head_kinds(row: pd.Series) -> Picture:
     value, low, high = _estimates(row, list(KINDS))
     text = tuple(estimate(*numbers, 2) for numbers in zip(value, low, high, strict=True))
     drawn = np.isfinite(value)
+    place = np.flatnonzero(drawn).astype(float)
     return Picture(
         "head_kinds",
         "; ".join(f"{name} score {shown}" for name, shown in zip(KINDS.values(), text, strict=True)) + ".",
         Axis("mean associative strength on that position", "linear", -0.02, 1.02),
         Axis.of_names("", tuple(KINDS.values()), text),
-        (Points(value[drawn], np.flatnonzero(drawn).astype(float), "data", "", low[drawn], high[drawn], "x", size=7.0),),
+        (Points(value[drawn], place, "data", "", low[drawn], high[drawn], "x", size=7.0),),
         "" if drawn.any() else "not measured on repeated random tokens",
     )
 

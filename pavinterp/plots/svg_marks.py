@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 from html import escape
+from itertools import pairwise
 
 from pavinterp.plots.look import OUTLINES
 from pavinterp.plots.marks import Axis, Bars, Cells, Line, Mark, Points, Rule
@@ -77,8 +78,8 @@ def _dots(xs: list[float], ys: list[float]) -> str:
 
 
 def _bars(sheet: Sheet, mark: Bars) -> None:
-    path, edges = "", sheet.xs(mark.edges)
-    for left, right, height in zip(edges, edges[1:], mark.heights, strict=False):
+    path = ""
+    for (left, right), height in zip(pairwise(sheet.xs(mark.edges)), mark.heights, strict=True):
         if height > 0:
             path += f"M{left + 0.5:.1f} {sheet.bottom:.1f}V{sheet.y(height):.1f}H{right - 0.5:.1f}V{sheet.bottom:.1f}Z"
     sheet.path(path, f"f {mark.role}")

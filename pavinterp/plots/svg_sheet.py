@@ -123,12 +123,14 @@ def key_entries(cells: Cells) -> list[str]:
 
 
 def key_label(cells: Cells, regime: str) -> str:
+    """Name and number of heads of a regime."""
     if set(cells.regime) == {"undefined"}:
         regime = "no intervals, so no regimes"
     return f"{regime} ({sum(r == regime for r in cells.regime):,})" if regime in cells.regime else regime
 
 
 def key_places(cells: Cells, width: float) -> list[tuple[float, int]]:
+    """Start and row of each regime in the key."""
     return wrapped([text_width(key_label(cells, r)) + 34 for r in key_entries(cells)], width)
 
 

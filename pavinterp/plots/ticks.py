@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from pavinterp.plots.marks import Axis
 from pavinterp.plots.words import number
@@ -33,7 +34,7 @@ def _logarithmic(low: float, high: float, most: int) -> list[float]:
         found = [s * 10.0**e for e in range(first, last + 1) for s in steps]
         found = [float(f"{v:.6g}") for v in found if low <= v <= high]
         # the closest pair sets how crowded the axis is
-        gap = min((math.log(b / a) for a, b in zip(found, found[1:], strict=False)), default=math.inf)
+        gap = min((math.log(b / a) for a, b in pairwise(found)), default=math.inf)
         if len(found) >= 2 and math.log(high / low) / gap <= most:
             return found
     decades = [10.0**e for e in range(first, last + 1) if low <= 10.0**e <= high]

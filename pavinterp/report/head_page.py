@@ -137,8 +137,8 @@ def _lead(row: pd.Series) -> str:
     shown = estimate(load, row["effective_load_lo"], row["effective_load_hi"])
     where = _REGIMES.get(str(row["regime"]))
     if where is None:
-        side = "below both bounds" if load <= worst else "between the bounds" if load <= average else "above both bounds"
-        where = f"its load lies {side}, by how much is open without an interval"
+        side = "below both" if load <= worst else "between the" if load <= average else "above both"
+        where = f"its load lies {side} bounds; how surely is open without an interval"
     return (
         f"A typical response of this head is made of {shown} associations. Relative to the linear-memory bound "
         f"(N_worst {number(worst)}, N_avg {number(average)} for d_k = {row['d_k']}), {where}."
@@ -158,8 +158,8 @@ def _panels(
         _panel(
             "Load and bounds",
             one_head.head_load(row),
-            "Effective load with its 95 % interval; capacities of a linear memory with isotropic CSs (N_worst, N_avg) and "
-            "with this head's own.",
+            "Effective load with its 95 % interval; capacities of a linear memory with isotropic CSs (N_worst, N_avg) "
+            "and with this head’s own.",
         ),
         _panel(
             "Load over positions",
@@ -175,8 +175,8 @@ def _panels(
         _panel(
             "Fidelity and load",
             one_head.fidelity_load(tests, row),
-            "Curves: f² = 1 / (1 + (N − 1) / d_eff), the mean of a linear memory that holds N random associations. Tests "
-            "above a curve retrieve more purely than that.",
+            "Curves: f² = 1 / (1 + (N − 1) / d_eff), the mean of a linear memory that holds N random associations. "
+            "Tests above a curve retrieve more purely than that.",
         ),
         _panel(
             "Spectrum of its CSs",

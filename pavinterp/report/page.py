@@ -34,7 +34,9 @@ def environment() -> Environment:
 
 
 def render(name: str, /, *, script: bool = False, **context: Any) -> str:
-    """The page of templates/`name`.html with its style, its script where it has one, and a policy that allows these and nothing else."""
+    """The page of templates/`name`.html with its style, its script where it has one, and a policy that
+    allows these and nothing else.
+    """
     style, code = _style(name), _source("script.js") if script else ""
     policy = [
         "default-src 'none'",

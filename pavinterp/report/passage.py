@@ -67,7 +67,7 @@ def example(found: dict[str, Any]) -> Example:
 
 
 def level(strength: float, most: float) -> int:
-    """Shade from 0 to LEVELS: the darkest within a third of the largest strength shown, each lighter a third of that."""
+    """Shade, 0 to LEVELS: the darkest from a third of the largest strength shown, each lighter from a third of it."""
     if not most > 0 or not strength > 0:
         return 0
     for n in range(LEVELS, 0, -1):
@@ -104,5 +104,3 @@ def _association(found: dict[str, Any], place: int, position: int) -> Associatio
         promotes=[token(t) for t in found["promotes"]],
         suppresses=[token(t) for t in found["suppresses"]],
     )
-
-

@@ -7,9 +7,11 @@ from functools import lru_cache
 
 # Control, format (bidirectional overrides, zero width), surrogates, private use, unassigned; separators but the space.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"}
-_CONTROLS = (  # by name: few systems have a font with pictures of them
-    "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
-).split()
+# The first 32 by name: few systems have a font with pictures of them.
+_NAMES = (
+    "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI "
+    "DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
+)
 _BLANK_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"  # drawn as nothing although they count as letters or symbols
 _SIGNS = {" ": " ", "\n": "↵", "\t": "⇥", "\x7f": "⟨DEL⟩"}
 _MARKS_IN_A_ROW = 3  # more combining marks than any script needs would be drawn over the lines around
@@ -30,7 +32,7 @@ def visible(text: str) -> str:
         if letter in _SIGNS:
             shown.append(_SIGNS[letter])
         elif code < 32:
-            shown.append(f"⟨{_CONTROLS[code]}⟩")
+            shown.append(f"⟨{_NAMES.split()[code]}⟩")
         elif category in _HIDDEN or letter in _BLANK_LETTERS or 0xFE00 <= code <= 0xFE0F or marks > _MARKS_IN_A_ROW:
             shown.append(f"⟨U+{code:04X}⟩")
         else:

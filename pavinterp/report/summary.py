@@ -53,22 +53,22 @@ def sentences(summary: Summary, manifest: dict[str, Any]) -> list[str]:
     model, text, s = manifest["model"], manifest["corpus"], summary
     observed = "all" if s.heads == model["heads"] else f"{count(s.heads)} of its"
     measured = (
-        f"The language model {model['name']} read {_many(text['sequences'], 'passage')} of up to {count(text['context'])} "
-        f"tokens from {_many(text['documents'], 'document')}, and {observed} {count(model['heads'])} attention heads "
-        f"were observed at sampled positions."
+        f"The language model {model['name']} read {_many(text['sequences'], 'passage')} of up to "
+        f"{count(text['context'])} tokens from {_many(text['documents'], 'document')}, and {observed} "
+        f"{count(model['heads'])} attention heads were observed at sampled positions."
     )
     if not s.defined:
         return [measured, "No head gave a response that could be measured."]
     found = (
-        f"Each time, a head answers with a mixture of associations that it has stored from the text so far: in the median "
-        f"head a response is made of {fixed(s.median, 1)} associations, and over all heads this effective load runs from "
-        f"{fixed(s.lowest, 1)} to {fixed(s.highest, 1)}."
+        f"Each time, a head answers with a mixture of associations that it has stored from the text so far: in the "
+        f"median head a response is made of {fixed(s.median, 1)} associations, and over all heads this effective load "
+        f"runs from {fixed(s.lowest, 1)} to {fixed(s.highest, 1)}."
     )
     sure = f" ({count(s.above_worst_sure)} of them with their whole 95 % interval)" if s.intervals else ""
     against = (
-        f"A linear memory of the same size recalls {s.worst} associations without error in the worst case, and {s.average} "
-        f"on average until noise equals signal: {count(s.above_worst)} of {count(s.defined)} heads lie above the first "
-        f"bound{sure}, {count(s.above_average)} above the second."
+        f"A linear memory of the same size recalls {s.worst} associations without error in the worst case, and "
+        f"{s.average} on average until noise equals signal: {count(s.above_worst)} of {count(s.defined)} heads lie "
+        f"above the first bound{sure}, {count(s.above_average)} above the second."
     )
     return [measured, found, against]
 
@@ -111,5 +111,3 @@ def _range(values: pd.Series, decimals: int) -> str:
 
 def _many(n: int, noun: str) -> str:
     return f"{count(n)} {noun}" if n == 1 else f"{count(n)} {noun}s"
-
-

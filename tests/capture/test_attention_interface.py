@@ -120,7 +120,9 @@ WRONG = {
     "wrong scale": lambda c: {"scale": c.scale * 1.1},
     "shifted mask": lambda c: {"mask": torch.ones(24, 24, dtype=torch.bool).tril(1)[None, None]},
     "sees the future": lambda c: {"mask": torch.ones(1, 1, 24, 24, dtype=torch.bool)},
-    "swapped heads": lambda c: {"values": c.values.flip(1)} if c.values.shape[1] > 1 else {"queries": c.queries.flip(1)},
+    "swapped heads": lambda c: (
+        {"values": c.values.flip(1)} if c.values.shape[1] > 1 else {"queries": c.queries.flip(1)}
+    ),
     "sinks that are not there": lambda c: {"sinks": torch.zeros(c.queries.shape[1])},
 }
 

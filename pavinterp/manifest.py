@@ -1,0 +1,120 @@
+"""The manifest: model, text, arguments and versions that a run came from, and what its reader must know."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import pandas as pd
+
+from pavinterp import __version__
+from pavinterp.models import ModelHandle
+from pavinterp.stimuli import Stimuli
+from pavinterp.sweep import LayerInfo
+
+
+def describe_run(
+    handle: ModelHandle,
+    shapes: list[LayerInfo],
+    measured: list[LayerInfo],
+    stimuli: Stimuli,
+    probe: Stimuli,
+    records: pd.DataFrame,
+    arguments: dict[str, Any],
+    command: str | None,
+) -> dict[str, Any]:
+    """Everything that is needed to make the run again.
+
+    Args:
+        handle: the model.
+        shapes: every attention layer of the model.
+        measured: those measured.
+        stimuli: the text.
+        probe: the repeated random tokens.
+        records: of the run, for notes on what they lack.
+        arguments: as they took effect.
+        command: the command line, or None for a run made from Python.
+    """
+    return {
+        "pavinterp_version": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command or command_of(handle, stimuli, arguments),
+        "model": describe_model(handle, shapes),
+        "corpus": describe_stimuli(stimuli),
+        "probe": describe_stimuli(probe),
+        "arguments": arguments,
+        "seed": arguments["seed"],
+        "tests_per_sequence": arguments["tests"],
+        "layers": [asdict(info) for info in measured],
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "transformers", "numpy", "pandas")},
+        "notes": notes_on(handle, shapes, records),
+    }
+
+
+def describe_model(handle: ModelHandle, shapes: list[LayerInfo]) -> dict[str, Any]:
+    """Which model, exactly."""
+    return {
+        "name": handle.name,
+        "source": handle.source,
+        "revision": handle.revision,
+        "architecture": handle.architecture,
+        "parameters": handle.parameters,
+        "dtype": str(handle.dtype).removeprefix("torch."),
+        "device": str(handle.device),
+        "layers": len(shapes),
+        "heads": sum(info.heads for info in shapes),
+        "path": "attention_interface",
+    }
+
+
+def describe_stimuli(stimuli: Stimuli) -> dict[str, Any]:
+    """Which text, exactly."""
+    return {
+        "source": stimuli.source,
+        "kind": stimuli.kind,
+        "token_hash": stimuli.token_hash,
+        "documents": len(set(stimuli.document.tolist())),
+        "sequences": len(stimuli.tokens),
+        "context": max(len(t) for t in stimuli.tokens),
+        "tokens": int(sum(len(t) for t in stimuli.tokens)),
+        "bos": stimuli.bos,
+        "bos_added": stimuli.bos_added,
+        "dropped_tokens": stimuli.dropped_tokens,
+    }
+
+
+def command_of(handle: ModelHandle, stimuli: Stimuli, arguments: dict[str, Any]) -> str:
+    """The command line of a run made from Python."""
+    words = ["pavinterp", "report", handle.name, "--corpus", stimuli.source]
+    for name in ("context", "sequences", "tests", "seed", "bos"):
+        words += [f"--{name}", str(arguments[name])]
+    if arguments["layers"] != "all":
+        words += ["--layers", ",".join(map(str, arguments["layers"]))]
+    return shlex.join(words)
+
+
+def notes_on(handle: ModelHandle, shapes: list[LayerInfo], records: pd.DataFrame) -> list[str]:
+    """What a reader of this run must know beside the definitions."""
+    notes = []
+    total = getattr(handle.model.config.get_text_config(), "num_hidden_layers", len(shapes))
+    missing = sorted(set(range(total)) - {info.layer for info in shapes})
+    if missing:
+        notes.append(f"Layers {missing} have no attention that could be captured; they are not in the tables.")
+    text = records[records["stimuli"] == "text"]
+    silent = text.loc[text["effective_load"].isna(), ["layer", "head"]].drop_duplicates()
+    if len(silent):
+        names = ", ".join(f"L{layer}H{head}" for layer, head in silent.head(8).itertuples(index=False))
+        notes.append(
+            f"{len(silent)} heads write nothing in some sequences (no US reaches the residual stream): {names}."
+        )
+    blocks = next((m for n, m in handle.model.named_modules() if n.endswith(("layers", "h"))), None)
+    if blocks is not None and any(hasattr(b, "pre_feedforward_layernorm") for b in blocks.children()):
+        notes.append(
+            "This architecture normalises the attention's output after W_O; inner products are taken before that norm."
+        )
+    return notes

@@ -33,9 +33,8 @@ print(f"{len(text.documents)} documents, from {text.documents[0][0]} to {text.do
 run = pi.measure(model, text, context=256, sequences=32)
 heads = run.heads()
 print(heads.attrs["intervals"])
-print(
-    f"certificate: {run.manifest['certificate']['largest']:.1e}, tolerance {run.manifest['certificate']['tolerance']:.0e}"
-)
+certificate = run.manifest["certificate"]
+print(f"certificate: {certificate['largest']:.1e}, tolerance {certificate['tolerance']:.0e}")
 
 # %% [markdown]
 # The certificate says that the responses rebuilt from the captured queries, keys and values are, to rounding, those
@@ -126,9 +125,8 @@ pi.plots.spectrum(run.details.spectra, row)
 
 # %%
 for example in [e for e in run.details.examples if (e["layer"], e["head"]) == induction][:2]:
-    print(
-        f"test {example['tokens'][-1]!r} after {''.join(example['tokens'][-12:-1])!r}; load {example['effective_load']:.1f}"
-    )
+    before = "".join(example["tokens"][-12:-1])
+    print(f"test {example['tokens'][-1]!r} after {before!r}; load {example['effective_load']:.1f}")
     for association in example["associations"][:3]:
         print(
             f"   {association['share']:5.0%} from {association['token']!r} in "

@@ -1,4 +1,4 @@
-"""Each head's strongest associations, decoded: test stimuli in their text, CSs by strength, USs as the tokens they promote."""
+"""Each head's strongest associations, decoded: tests in their text, CSs by strength, USs as the tokens they promote."""
 
 from __future__ import annotations
 
@@ -184,7 +184,8 @@ class Unembedding:
         block = blocks[layer]
         if not (hasattr(block, "pre_feedforward_layernorm") or hasattr(block, "post_feedforward_layernorm")):
             return None  # elsewhere `post_attention_layernorm` is the next block's input norm: not on the write
-        return norm_gain(block.post_attention_layernorm, self.handle.model.config.get_text_config().hidden_size)[0]
+        norm: Any = block.post_attention_layernorm
+        return norm_gain(norm, self.handle.model.config.get_text_config().hidden_size)[0]
 
     def decode(self, writes: Float[Tensor, "m width"], gain: Tensor | None) -> tuple[list[list[str]], list[list[str]]]:
         """Tokens that each write promotes and suppresses most, strongest first."""

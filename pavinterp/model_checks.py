@@ -170,7 +170,7 @@ def explain(error: Exception, name: str, revision: str | None, dtype: torch.dtyp
     if any(is_out_of_memory(link) for link in chain) or "Cannot allocate memory" in text:
         return (
             f"out of memory loading {name} as {str(dtype).removeprefix('torch.')} on {place}: "
-            "try --dtype bfloat16 (dtype=), another --device, device_map='auto', or a smaller model"
+            "try --dtype bfloat16, another --device, device_map='auto' in Python, or a smaller model"
         )
     if among(hub.GatedRepoError):
         return f"{name} is gated: accept its terms on its page of the Hugging Face hub and set HF_TOKEN"
@@ -185,12 +185,17 @@ def explain(error: Exception, name: str, revision: str | None, dtype: torch.dtyp
         if is_offline_mode():
             return f"{absent} nor in the Hugging Face cache, and offline mode is on: unset HF_HUB_OFFLINE, {from_disk}"
         return f"{absent}, and the Hugging Face hub cannot be reached: check the network, {from_disk}"
+    if among(hub.EntryNotFoundError) or "does not appear to have a file named" in text:
+        return f"no config.json or no weights in {name}: check the name; of GGUF files, download one and give its path"
     if "contains custom code" in text or "custom code contained in" in text:
         return f"{name} needs Python code of its own repository: read it, then allow it with --trust-remote-code"
     if among(pickle.UnpicklingError) and "unsupported global" in text.lower():
         return f"the pickled weights of {name} hold more than numbers and were not loaded: convert them to safetensors"
     if among(SafetensorError, EOFError, pickle.UnpicklingError) or "PytorchStreamReader" in text:
-        return f"the weights of {name} are corrupt or cut short ({one_line(error, 100)}): download them again"
+        reason = one_line(chain[-1], 100) or "end of file"
+        return f"the weights of {name} are corrupt or cut short ({reason}): download them again"
     if among(ImportError):
         return f"{name} needs a package that is not installed: {one_line(error, 200)}"
-    return f"cannot load {name}: {one_line(error, 300)}"
+    if "does not recognize this architecture" in text or "Unrecognized model in" in text:
+        return f"config.json of {name} has a model_type that this transformers does not know: correct it, or update"
+    return f"cannot load {name}: {one_line(error, 300).rstrip('.')}; check its config.json and the arguments"

@@ -119,11 +119,14 @@ def load(
     version = ""
     with quiet(), explained(spec, revision, torch_dtype, place or device_map):
         if source == "hub":
-            from huggingface_hub import resolve_revision
+            from huggingface_hub import hf_hub_download, resolve_revision
 
             # one commit for configuration, weights and tokenizer, whatever is pushed meanwhile
             options["revision"] = resolve_revision(spec, revision=revision)
             version = options["revision"].resolved
+            hf_hub_download(
+                spec, "config.json", revision=options["revision"]
+            )  # transformers shrugs where there is none
         elif source == "gguf":
             folder, digest = dequantised_folder(Path(location))
             location, version = str(folder), f"sha256:{digest}"

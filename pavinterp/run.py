@@ -169,8 +169,7 @@ def measure(
     )
     records["stimuli"] = records["stimuli"].astype("category")
     tested = pd.concat(frames["tests"], ignore_index=True)
-    spectra = pd.concat(frames["spectra"], ignore_index=True)
-    spectra = spectra.groupby(["layer", "kv_head", "rank"], as_index=False)["eigenvalue"].mean()
+    spectra = pd.concat(frames["spectra"], ignore_index=True).groupby(["layer", "kv_head", "rank"])["eigenvalue"].mean()
     measured = [info for info in shapes if chosen is None or info.layer in chosen]
     arguments = {
         "context": max(len(t) for t in stimuli.tokens),
@@ -189,7 +188,7 @@ def measure(
         "rows_checked": rows,
     }
     manifest["wall_seconds"] = round(time.monotonic() - started, 1)
-    run = Run(records, measured, store.Details(tested, spectra, found), manifest)
+    run = Run(records, measured, store.Details(tested, spectra.reset_index(), found), manifest)
     manifest["intervals"] = run.heads().attrs["intervals"]
     return run
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 
+@lru_cache(maxsize=256)
 def inclusion_probabilities(n: int, tests: int) -> np.ndarray:
     """Probability that each of `n` positions is tested when `tests` are drawn.
 
@@ -18,7 +21,7 @@ def inclusion_probabilities(n: int, tests: int) -> np.ndarray:
     if n < 1 or tests < 1:
         raise ValueError(f"need at least one position and one test, got n={n}, tests={tests}")
     if tests >= n:
-        return np.ones(n)
+        return _frozen(np.ones(n))
     density = 0.5 / n + 0.5 / (np.arange(1, n + 1) * (1.0 / np.arange(1, n + 1)).sum())
     low, high = float(tests), float(tests) / density.min()
     for _ in range(200):  # bisection on the scale at which the capped densities sum to `tests`
@@ -27,7 +30,12 @@ def inclusion_probabilities(n: int, tests: int) -> np.ndarray:
             low = scale
         else:
             high = scale
-    return np.minimum(1.0, high * density)
+    return _frozen(np.minimum(1.0, high * density))
+
+
+def _frozen(values: np.ndarray) -> np.ndarray:
+    values.flags.writeable = False  # shared by every sequence of this length
+    return values
 
 
 def sample_tests(n: int, tests: int | None, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

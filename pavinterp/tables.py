@@ -24,16 +24,29 @@ DERIVED = {
     "d_k": ("dimensions", "Width of a CS."),
     "d_v": ("dimensions", "Width of a US."),
     "window": ("positions", "Longest context a test can see; missing where every earlier position is visible."),
-    "capacity_worst": ("associations", "Worst-case, error-free capacity of a linear memory with isotropic CSs, O(sqrt(d_k))."),
-    "capacity_average": ("associations", "Average-case capacity of a linear memory with isotropic CSs at signal-to-noise 1, O(d_k)."),
+    "capacity_worst": (
+        "associations",
+        "Worst-case, error-free capacity of a linear memory with isotropic CSs, O(sqrt(d_k)).",
+    ),
+    "capacity_average": (
+        "associations",
+        "Average-case capacity of a linear memory with isotropic CSs at signal-to-noise 1, O(d_k).",
+    ),
     "utilisation_worst": ("ratio", "effective_load / capacity_worst."),
     "utilisation_average": ("ratio", "effective_load / capacity_average."),
     "horizon_worst": ("positions", "Context at which the fitted load crosses capacity_worst; inf where it never does."),
-    "horizon_average": ("positions", "Context at which the fitted load crosses capacity_average; inf where it never does."),
-    "regime": ("label", "Where the interval of effective_load lies: error-free, graded (between the bounds), beyond, or the two it straddles."),
+    "horizon_average": (
+        "positions",
+        "Context at which the fitted load crosses capacity_average; inf where it never does.",
+    ),
+    "regime": (
+        "label",
+        "Where the interval of effective_load lies: error-free, graded (between the bounds), beyond, or the two it "
+        "straddles.",
+    ),
     "sequences": ("count", "Sequences the head was measured on."),
     "clusters": ("count", "Units the bootstrap resamples: documents, or sequences where there is one document."),
-}  # fmt: skip
+}
 
 
 def describe() -> pd.DataFrame:

@@ -37,7 +37,7 @@ def verify(
     with untouched(handle.model):
         shapes = inspect(handle)
         chosen = choose_layers(shapes, layers)
-        length = min(length, handle.max_context or length)
+        length = probe_length(handle, length)
         probe = repeated_random_tokens(
             vocabulary_of(handle), length=length, sequences=sequences, bos="never", seed=seed
         )

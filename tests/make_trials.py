@@ -22,9 +22,9 @@ def make_trials(
     hidden = torch.arange(n)[None] > positions[:, None]
     if window is not None:
         hidden = hidden | (torch.arange(n)[None] <= positions[:, None] - window)
-    w_o = given.pop("w_o", None)
-    w_o = normal(heads, d_v, width) if w_o is None else w_o
-    values = dict(
+    w_o = normal(heads, d_v, width)  # drawn also where one is given, so that the rest stays the same
+    w_o = given.pop("w_o", w_o)
+    values: dict = dict(  # noqa: C408
         layer=0,
         tokens=torch.randint(0, 50, (n,), generator=rng),
         tests=positions,

@@ -137,7 +137,7 @@ def test_a_live_model_comes_back_as_it_was_after_success_failure_and_interruptio
         run_on(model, documents(), layers=[99])
     assert state() == before
     assert all(torch.equal(weights[n], p) for n, p in model.state_dict().items())
-    loss = model(input_ids=torch.tensor(documents(1))).logits.sum()
+    loss = model(input_ids=torch.tensor(np.stack(documents(1)))).logits.sum()
     loss.backward()  # nothing left behind that autograd cannot use
     hook.remove()
 

@@ -30,7 +30,7 @@ def test_a_draw_has_the_size_asked(n, tests, seed):
 
 
 def test_every_position_is_drawn_as_often_as_its_probability_says():
-    n, tests, draws = 300, 24, 20_000
+    n, tests, draws = 300, 24, 8_000
     counts = np.zeros(n)
     for seed in range(draws):
         counts[sample_tests(n, tests, np.random.default_rng(seed))[0]] += 1

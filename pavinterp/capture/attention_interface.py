@@ -51,7 +51,7 @@ def capture(
         UserError: an attention module has no output projection under a known name.
     """
     session = _Session(on_layer, layers)
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     before = {key: getattr(config, "_attn_implementation_internal", None) for key, config in configs.items()}
     token = _session.set(session)
     try:
@@ -78,7 +78,9 @@ def _register(kernel: str) -> None:
     elif kernel != "eager":
         raise UserError(f"attention implementation {kernel!r} has no mask function in transformers; use sdpa or eager")
 
-    def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any):
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         output = _kernel(module, kernel)(module, query, key, value, mask, *args, **kwargs)
         session = _session.get()
         if session is not None:

@@ -123,8 +123,8 @@ def output_weight(projection: nn.Module, heads: int, d_v: int) -> Float[Tensor, 
     if block.shape[0] != heads * d_v:
         kind = type(projection).__name__
         raise UserError(
-            f"the output projection ({kind}) does not take what the captured attention puts out ({heads} heads x {d_v}): "
-            "something between them is not captured; this architecture cannot be measured"
+            f"the output projection ({kind}) does not take what the captured attention puts out ({heads} heads "
+            f"x {d_v}): something between them is not captured; this architecture cannot be measured"
         )
     return block.reshape(heads, d_v, -1)
 

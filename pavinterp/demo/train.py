@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 CONTEXT = 512
 SHORT = 128  # most steps see short contexts at random offsets: cheaper, and every position is trained
@@ -75,10 +76,9 @@ def split_documents(folder: Path, milton: Sequence[str] = MILTON) -> tuple[list[
     return training, held_out
 
 
-def train_tokenizer(texts: list[str], folder: Path):
+def train_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
     """Byte-level BPE in which every text starts with BOS, saved as a Hugging Face tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -100,10 +100,8 @@ def train_tokenizer(texts: list[str], folder: Path):
     return tokenizer
 
 
-def build_model(seed: int):
+def build_model(seed: int) -> GPT2LMHeadModel:
     """A randomly initialised GPT-2 with sinusoidal position embeddings (they are trained like the rest)."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     torch.manual_seed(seed)
     config = GPT2Config(
         vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=256, n_layer=4, n_head=8,
@@ -117,7 +115,7 @@ def build_model(seed: int):
     return model
 
 
-def batch(data: Tensor, length: int, size: int, repeats: int, rng: torch.Generator):
+def batch(data: Tensor, length: int, size: int, repeats: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids, targets (-100 where no model could know) and position ids, each [size, length]."""
     ids = torch.empty(size, length, dtype=torch.long)
     targets = torch.empty_like(ids)
@@ -131,8 +129,8 @@ def batch(data: Tensor, length: int, size: int, repeats: int, rng: torch.Generat
             else:
                 piece = torch.randint(1, VOCABULARY, (span,), generator=rng)
                 random_span = span
-            offset = int(torch.randint(span, (), generator=rng))
-            index = (offset + torch.arange(length + 1)) % span
+            begin = int(torch.randint(span, (), generator=rng))
+            index = (begin + torch.arange(length + 1)) % span
             tokens = piece[index]
         else:
             start = int(torch.randint(len(data) - length, (), generator=rng))
@@ -147,7 +145,7 @@ def batch(data: Tensor, length: int, size: int, repeats: int, rng: torch.Generat
 
 
 @torch.no_grad()
-def held_out_loss(model, tokenizer, held_out: dict[str, str]) -> float:
+def held_out_loss(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, held_out: dict[str, str]) -> float:
     """Mean nats per token over the held-out passages, in full contexts that never cross two of them."""
     total, count = 0.0, 0
     for text in held_out.values():
@@ -161,7 +159,7 @@ def held_out_loss(model, tokenizer, held_out: dict[str, str]) -> float:
 
 
 @torch.no_grad()
-def circuit_scores(model, seed: int = 1) -> dict[str, float]:
+def circuit_scores(model: GPT2LMHeadModel, seed: int = 1) -> dict[str, float]:
     """Best previous-token and induction score over heads, on random tokens that occur twice."""
     rng = torch.Generator().manual_seed(seed)
     half = CONTEXT // 2 - 1
@@ -234,7 +232,7 @@ def train(folder: Path, work: Path, steps_short: int, steps_long: int, decay: in
     write_card(folder, steps_short, steps_long, decay, seed)
 
 
-def export(model, folder: Path, curve: list[dict]) -> None:
+def export(model: GPT2LMHeadModel, folder: Path, curve: list[dict[str, float]]) -> None:
     """Write config.json, model.safetensors (fp16, tied embedding once) and training.json."""
     from safetensors.torch import save_file
 

@@ -14,7 +14,7 @@ from pavinterp import sweep
 from pavinterp.measures.load import Load
 
 # float64 throughout: the loops and the tensors differ by rounding of sums of a few dozen terms
-TIGHT = dict(rtol=1e-9, atol=1e-12)
+TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import os
 import shutil
 import sys
@@ -86,23 +87,27 @@ def _unreadable(path: Path, error: Exception) -> str:
     return f"{path} is corrupt, cut short or not a whole model ({reason or type(error).__name__}): download it again"
 
 
-def _check_header(path: Path, file: Any) -> None:
-    """Raise UserError for what transformers' reader would pass over in silence."""
-    instead = "give the model's Hugging Face id or folder instead"
-    if "split.count" in file.fields and file.fields["split.count"].contents() > 1:
+def _check_header(path: Path) -> None:
+    """Raise UserError for what transformers' loader would pass over in silence."""
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    metadata, tensors = read_gguf_metadata(str(path))
+    if metadata.get("split.count", 1) > 1:
         raise UserError(
             f"{path} is one part of a file that was split: merge its parts first (llama-gguf-split --merge)"
         )
-    architecture = file.fields["general.architecture"].contents()
-    kind = file.fields.get(f"{architecture}.rope.scaling.type")
-    scaled = kind is not None and kind.contents() != "none"
-    if architecture != "gpt-oss" and (scaled or any(tensor.name.startswith("rope_") for tensor in file.tensors)):
-        raise UserError(f"{path} scales its rotary positions, which transformers does not read from GGUF: {instead}")
+    architecture = metadata["general.architecture"]
+    scaled = metadata.get(f"{architecture}.rope.scaling.type", "none") != "none"
+    if architecture != "gpt-oss" and (scaled or any(name.startswith("rope_") for name in tensors)):
+        raise UserError(
+            f"{path} scales its rotary positions, which transformers does not read from GGUF: "
+            "give the model's Hugging Face id or folder instead"
+        )
 
 
-def _check_complete(path: Path, file: Any, model: PreTrainedModel) -> None:
+def _check_complete(path: Path, model: PreTrainedModel) -> None:
     """Raise UserError where the model has no place for some of the file's numbers (biases, say)."""
-    sizes = {tensor.name: int(tensor.n_elements) for tensor in file.tensors}
+    sizes = _tensor_sizes(path)
     if model.config.get_text_config().tie_word_embeddings:
         sizes.pop("output.weight", None)  # some converters write the tied matrix twice
     spare = sum(sizes.values()) - sum(parameter.numel() for parameter in model.parameters())
@@ -113,10 +118,23 @@ def _check_complete(path: Path, file: Any, model: PreTrainedModel) -> None:
         )
 
 
+def _tensor_sizes(path: Path) -> dict[str, int]:
+    """Number of elements of each tensor in a GGUF file."""
+    from transformers.integrations.gguf import GgufHeader
+
+    try:
+        return {tensor.name: math.prod(tensor.shape) for tensor in GgufHeader.from_file(str(path)).tensors}
+    except (
+        ValueError
+    ):  # a kind of block that this reader does not know; the next one does, and takes 20 s over a vocabulary
+        from gguf import GGUFReader
+
+        return {tensor.name: int(tensor.n_elements) for tensor in GGUFReader(path).tensors}
+
+
 def _dequantise(path: Path, folder: Path) -> None:
     """Write `path` as an ordinary model folder; the tokenizer is left out where transformers cannot rebuild it."""
     import torch
-    from gguf import GGUFReader
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     gguf = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": str(path.resolve())}
@@ -125,12 +143,16 @@ def _dequantise(path: Path, folder: Path) -> None:
     silence = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
     try:
         with silence:
-            file = GGUFReader(path)
-            _check_header(path, file)
-            check_decoder(AutoConfig.from_pretrained(**gguf), str(path))
+            _check_header(path)
+            config = AutoConfig.from_pretrained(**gguf)
+            check_decoder(config, str(path))
             # Without `dequantize=True` the weights stay packed wherever the `kernels` package is installed.
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                **gguf, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, output_loading_info=True
+                **gguf,
+                config=config,  # reading it takes as long as reading the vocabulary: not twice
+                quantization_config=GgufConfig(dequantize=True),
+                dtype=torch.float32,
+                output_loading_info=True,
             )
     except UserError:
         raise
@@ -141,7 +163,7 @@ def _dequantise(path: Path, folder: Path) -> None:
     model, report = loaded
     check_loaded(report, str(path))
     model.tie_weights()
-    _check_complete(path, file, model)
+    _check_complete(path, model)
     for owner, attribute in [(model, "hf_quantizer"), (model.config, "quantization_config")]:
         if hasattr(owner, attribute):
             delattr(owner, attribute)  # save_pretrained refuses a model that carries either

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pavinterp.capture import certificate
-from pavinterp.capture.attention_interface import capture
 from pavinterp.capture.call import AttentionCall, output_weight, trials, write_factor
+from pavinterp.capture.paths import capture_for, forward, path_of
 from pavinterp.errors import UserError
 from pavinterp.measures import Column, Measure
 from pavinterp.measures.coherence import spectrum
@@ -81,28 +81,18 @@ def inspect(handle: ModelHandle, length: int = 8) -> list[LayerInfo]:
     rng = np.random.default_rng(0)
     vocabulary = int(getattr(handle.model.config.get_text_config(), "vocab_size", 32))
     tokens = torch.from_numpy(rng.integers(0, min(vocabulary, 1000), (1, length))).to(handle.device)
-    with capture(handle.model, on_layer):
+    with capture_for(handle, on_layer):
         forward(handle, tokens)
     if not found:
         raise UserError(
-            f"{handle.architecture}: no attention layer went through transformers' attention registry; "
-            "the model has no attention, or computes it in a way that cannot be captured yet"
+            f"{handle.architecture}: no attention layer could be captured by the path {path_of(handle)}; the model has "
+            "no attention, or computes it in a way that this path does not see (see --capture)"
         )
     if sees_future:
         raise UserError(
             f"{handle.architecture}: layer {sees_future[0]} attends to later positions; pavinterp measures decoders"
         )
     return [found[layer] for layer in sorted(found)]
-
-
-def forward(handle: ModelHandle, tokens: Tensor) -> None:
-    """The base model alone: no LM head, no KV cache, no gradients.
-
-    `no_grad` rather than inference mode: a model may keep a tensor it makes on the way (rotary frequencies),
-    and an inference tensor left in a live model would break its owner's next training step.
-    """
-    with torch.no_grad():
-        handle.model.base_model(input_ids=tokens, use_cache=False)
 
 
 def batches(stimuli: Stimuli, size: int) -> list[list[int]]:
@@ -133,7 +123,6 @@ def sweep(
     batch: int,
     seed: int,
     keep: int = 0,
-    done: frozenset[int] = frozenset(),
 ) -> Iterator[Batch]:
     """Measure every sequence.
 
@@ -146,7 +135,6 @@ def sweep(
         batch: sequences a forward pass.
         seed: of the sampling. What a sequence gives depends on it and the sequence, not on the batch.
         keep: of the first so many sequences the single tests and the CS spectra are returned too.
-        done: sequences already measured, to be left out.
 
     Yields:
         One Batch after another; the model is as it was in between.
@@ -157,9 +145,6 @@ def sweep(
     columns = [column for measure in measures for column in measure.columns]
     factors: dict[int, Float[Tensor, "heads d_v d_w"]] = {}
     for indices in batches(stimuli, batch):
-        indices = [i for i in indices if i not in done]
-        if not indices:
-            continue
         sampled = [
             sample_tests(len(stimuli.tokens[i]), tests, np.random.default_rng([seed, i, stimuli.kind == "text"]))
             for i in indices
@@ -189,30 +174,39 @@ def sweep(
                     factors[call.layer],
                     rng_seed=seed * 1_000_003 + i,
                 )
-                _measure(one, measures, i, rows, keep_tests=i < keep)
-                rows.residuals.append(certificate.residual(call, row, one))
+                numbers, residual = _numbers(one, call, row, measures)
+                rows.residuals.append(residual)
                 rows.checked += heads * len(positions)
+                _keep(one, columns, numbers, i, rows, keep_tests=i < keep)
 
-        with capture(handle.model, on_layer, layers):
+        with capture_for(handle, on_layer, layers):
             forward(handle, tokens)
         yield _read(rows, indices, stimuli, columns)
 
 
-def _measure(one: Trials, measures: Sequence[Measure], sequence: int, rows: _Rows, *, keep_tests: bool) -> None:
-    values, per_test = [], []
-    for measure in measures:
-        numbers = measure(one)
-        for column in measure.columns:
-            value = numbers[column.name]
-            if column.over_tests is None:
-                values.append(value)
-                continue
-            per_test.append(value)
-            values.append(
-                weighted_median(value, one.weights)
-                if column.over_tests == "median"
-                else weighted_mean(value, one.weights)
-            )
+def _numbers(
+    one: Trials, call: AttentionCall, sequence: int, measures: Sequence[Measure]
+) -> tuple[dict[str, Tensor], Float[Tensor, "heads"]]:
+    """Every measure's numbers and the certificate's residual, tile by tile, put together along the heads."""
+    parts, residuals = [], []
+    for tile in one.tiles():
+        parts.append({name: value for measure in measures for name, value in measure(tile).items()})
+        residuals.append(certificate.residual(call, sequence, tile))
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, torch.cat(residuals)
+
+
+def _keep(
+    one: Trials, columns: list[Column], numbers: dict[str, Tensor], sequence: int, rows: _Rows, *, keep_tests: bool
+) -> None:
+    """Reduce the numbers of one sequence and layer to records, and keep its tests where they are wanted."""
+    record = dict(numbers)
+    for over, reduce in (("median", weighted_median), ("mean", weighted_mean)):  # all columns at once: fewer kernels
+        names = [column.name for column in columns if column.over_tests == over]
+        if names:
+            reduced = reduce(torch.cat([numbers[name] for name in names]), one.weights)
+            record |= dict(zip(names, reduced.split(one.heads), strict=True))
+    values = [record[column.name] for column in columns]
+    per_test = [numbers[column.name] for column in columns if column.over_tests]
     rows.index.append((sequence, one.layer, one.heads, one.group))
     rows.records.append(torch.stack(values, dim=-1) if values else one.keys.new_empty(one.heads, 0))
     if keep_tests:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+TILE = 2**18  # elements of a [heads, tests, n] tensor on a CPU: 1 MB in float32
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Trials:
         write: per head `R` with `R R^T = W_O W_O^T`: right-multiplying takes USs and responses to
             coordinates whose inner product is that of the residual stream.
         rng_seed: seed for measures that sample.
+        first_head: index of the first head here among the layer's.
+        given_strengths: strengths that the model used in place of the softmax of the scores, where hooks edited them.
     """
 
     layer: int
@@ -50,6 +55,8 @@ class Trials:
     window: int | None
     write: Float[Tensor, "heads d_v d_w"]
     rng_seed: int = 0
+    first_head: int = 0
+    given_strengths: Float[Tensor, "heads tests n"] | None = None
 
     @property
     def heads(self) -> int:
@@ -68,6 +75,30 @@ class Trials:
         """A CPU generator that depends on the run's seed, the sequence and the layer, and on nothing else."""
         return torch.Generator().manual_seed(self.rng_seed * 1009 + self.layer)
 
+    def tiles(self) -> Iterator[Trials]:
+        """The same trials, some KV heads (and the heads they serve) at a time.
+
+        On a CPU a tile's [heads, tests, n] tensors fit its caches and reuse each other's memory; fresh pages
+        cost more there than the arithmetic. Elsewhere there is one tile.
+        """
+        step = self.kv_heads
+        if self.keys.device.type == "cpu":
+            step = max(1, TILE // (self.group * len(self.tests) * self.keys.shape[1]))
+        for start in range(0, self.kv_heads, step):
+            kv = slice(start, start + step)
+            heads = slice(start * self.group, (start + step) * self.group)
+            yield replace(
+                self,
+                queries=self.queries[heads],
+                keys=self.keys[kv],
+                values=self.values[kv],
+                bias=self.bias if self.bias.shape[0] == 1 else self.bias[heads],
+                sinks=None if self.sinks is None else self.sinks[heads],
+                write=self.write[heads],
+                given_strengths=None if self.given_strengths is None else self.given_strengths[heads],
+                first_head=self.first_head + heads.start,
+            )
+
     @cached_property
     def _softmax(self) -> tuple[Float[Tensor, "heads tests n"], Float[Tensor, "heads tests"] | None]:
         heads, tests, n = self.heads, len(self.tests), self.keys.shape[1]
@@ -77,16 +108,22 @@ class Trials:
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         scores = scores.add_(self.bias)
+        top = scores.amax(-1, keepdim=True)
+        if self.sinks is not None:
+            sinks = self.sinks.to(scores.dtype).view(heads, 1, 1)
+            top = torch.maximum(top, sinks)
+        strengths = scores.sub_(top).exp_()  # in place from here: a softmax without another tensor of this size
+        total = strengths.sum(-1, keepdim=True)
         if self.sinks is None:
-            return torch.softmax(scores, dim=-1), None
-        sinks = self.sinks.view(heads, 1, 1).expand(heads, tests, 1).to(scores.dtype)
-        strengths = torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)
-        return strengths[..., :-1], strengths[..., -1]
+            return strengths.div_(total), None
+        sink = (sinks - top).exp()
+        total = total + sink
+        return strengths.div_(total), (sink / total)[..., 0]
 
     @property
     def strengths(self) -> Float[Tensor, "heads tests n"]:
-        """Associative strengths `a_tj`: rows sum to one, less the share of a learned sink."""
-        return self._softmax[0]
+        """Associative strengths `a_tj`: rows sum to one, less the share of a learned sink, unless they are given."""
+        return self._softmax[0] if self.given_strengths is None else self.given_strengths
 
     @property
     def sink_share(self) -> Float[Tensor, "heads tests"] | None:
@@ -110,9 +147,9 @@ class Trials:
         """`||v_j W_O||`: the size of each US where it matters, in the residual stream."""
         kv_heads, group, n = self.kv_heads, self.group, self.keys.shape[1]
         write = self.write.view(kv_heads, group, *self.write.shape[1:])
-        return torch.stack(
-            [torch.linalg.vector_norm(torch.bmm(self.values, write[:, g]), dim=-1) for g in range(group)], dim=1
-        ).view(kv_heads * group, n)
+        side_by_side = write.transpose(1, 2).reshape(kv_heads, write.shape[2], -1)
+        written = torch.bmm(self.values, side_by_side).view(kv_heads, n, group, -1)
+        return torch.linalg.vector_norm(written, dim=-1).transpose(1, 2).reshape(kv_heads * group, n)
 
     @cached_property
     def contributions(self) -> Float[Tensor, "heads tests n"]:

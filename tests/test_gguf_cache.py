@@ -53,11 +53,11 @@ def test_float_file(tmp_path: Path, cache: Path) -> None:
     assert (folder / "model.safetensors").is_file()
 
 
-def test_quantised_file_is_read_exactly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q5_0])
+def test_quantised_file_is_read_exactly(tmp_path: Path, kind: gguf.GGMLQuantizationType) -> None:
     """The float32 model holds what gguf's own reader makes of the blocks, to the last bit."""
     model = tiny.llama(width=64)
-    handle = load(tiny.gguf_file(tmp_path / "tiny.gguf", model=model, quantised=True))
-    kind = gguf.GGMLQuantizationType.Q8_0
+    handle = load(tiny.gguf_file(tmp_path / "tiny.gguf", model=model, kind=kind.name))
     loaded = handle.model.state_dict()
     for name in ("model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"):
         blocks = gguf.quants.quantize(model.state_dict()[name].numpy(), kind)  # rows are quantised one by one

@@ -141,15 +141,15 @@ def hub_cache(cache: Path, name: str, folder: Path, branch: str = "main") -> str
 def gguf_file(
     path: Path,
     *,
-    quantised: bool = False,
+    kind: str = "F32",
     architecture: str = "llama",
     model: LlamaForCausalLM | None = None,
     more: dict[str, object] | None = None,
 ) -> Path:
     """Write a Llama (else `llama(width=64)`) and the tiny tokenizer as a .gguf file; return its path.
 
-    With `quantised` the matrices are stored as Q8_0. `architecture` is what the header claims. `more` adds tensors
-    (arrays) and header fields (text and integers) by name.
+    `kind` is how the matrices are stored (F32, Q8_0, Q5_0, ...), `architecture` what the header claims. `more` adds
+    tensors (arrays) and header fields (text and integers) by name.
     """
     model = llama(width=64) if model is None else model
     config, words = model.config, tokenizer()
@@ -181,8 +181,8 @@ def gguf_file(
         if heads:  # the format pairs the two halves of each head's rotary dimensions
             rows = array.reshape(heads, 2, -1, array.shape[1])
             array = rows.swapaxes(1, 2).reshape(array.shape)
-        kind = gguf.GGMLQuantizationType.Q8_0 if quantised and array.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(names.get_name(name, (".weight",)), gguf.quants.quantize(array, kind), raw_dtype=kind)
+        stored = gguf.GGMLQuantizationType[kind if array.ndim == 2 else "F32"]
+        writer.add_tensor(names.get_name(name, (".weight",)), gguf.quants.quantize(array, stored), raw_dtype=stored)
     for name, value in (more or {}).items():
         if isinstance(value, np.ndarray):
             writer.add_tensor(name, value)

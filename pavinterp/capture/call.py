@@ -25,6 +25,8 @@ class AttentionCall:
         scale, softcap, window, sinks: the kernel's own.
         response: what the output projection received: the attention output the model went on with.
         projection: the output projection module (`W_O`).
+        pattern: the strengths that the model went on with, where hooks on a bridge may have edited them; else None.
+        replaced: heads whose response a hook on a bridge put something else in place of.
     """
 
     layer: int
@@ -39,6 +41,8 @@ class AttentionCall:
     sinks: Float[Tensor, "heads"] | None
     response: Float[Tensor, "batch n heads_d_v"]
     projection: nn.Module
+    pattern: Float[Tensor, "batch heads n n"] | None = None
+    replaced: tuple[int, ...] = ()
 
 
 def score_bias(
@@ -96,6 +100,7 @@ def trials(
         window=call.window,
         write=write,
         rng_seed=rng_seed,
+        given_strengths=None if call.pattern is None else call.pattern[sequence, :, tests, :n].to(dtype),
     )
 
 

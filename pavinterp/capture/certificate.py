@@ -22,9 +22,20 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def residual(call: AttentionCall, sequence: int, trials: Trials) -> Float[Tensor, "heads"]:
-    """Relative residual of each head over the tested rows: `||o_rebuilt - o_model|| / ||o_model||` (Frobenius)."""
+    """Relative residual of each head over the tested rows: `||o_rebuilt - o_model|| / ||o_model||` (Frobenius).
+
+    Raises:
+        UserError: hooks of the user's replaced a response, so that no associations can rebuild it.
+    """
+    if call.replaced:
+        raise UserError(
+            f"layer {call.layer}: a hook on hook_z replaces the response of heads {list(call.replaced)}, and what "
+            "replaces a response is made of no associations: ablate through hook_pattern or hook_v, or leave the "
+            "layer out (layers)"
+        )
     heads, d_v = trials.heads, trials.values.shape[-1]
-    rows = call.response[sequence, trials.tests]
+    features = slice(trials.first_head * d_v, (trials.first_head + heads) * d_v)
+    rows = call.response[sequence, trials.tests, features]
     went_on_with = rows.view(-1, heads, d_v).transpose(0, 1).to(trials.response.dtype)
     difference = torch.linalg.vector_norm(trials.response - went_on_with, dim=(1, 2))
     size = torch.linalg.vector_norm(went_on_with, dim=(1, 2))

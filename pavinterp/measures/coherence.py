@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pavinterp.measures.base import Column
@@ -26,20 +26,23 @@ class Coherence:
     )
 
     def __call__(self, trials: Trials) -> dict[str, Tensor]:
-        keys = centred_sample(trials)
-        gram = keys @ keys.mT
-        absolute, square = pair_means(gram)
+        positions = sample_positions(trials)
+        keys = trials.keys[:, positions] - shared_mean(trials)
+        absolute, square = pair_means(keys @ keys.mT)
         absolute, square = (x.repeat_interleave(trials.group) for x in (absolute, square))
+        queries = trials.queries[:, positions]
+        metric = queries.mT @ queries / len(positions)
+        keys = keys.repeat_interleave(trials.group, dim=0)
         return {
             "d_eff": 1 / square,
             "coherence": absolute,
             "own_capacity_worst": 1 + 0.5 / absolute,  # theory.capacity.worst_case_capacity, on the device
             "own_capacity_average": 1 + 1 / square,  # theory.capacity.average_case_capacity
-            "d_eff_query": 1 / pair_means(query_gram(trials, keys))[1],
+            "d_eff_query": 1 / pair_means(keys @ metric @ keys.mT)[1],
         }
 
 
-def sample_positions(trials: Trials) -> Tensor:
+def sample_positions(trials: Trials) -> Int[Tensor, "sample"]:
     """At most SAMPLE positions, evenly drawn, that are in memory together: within the window where there is one."""
     n = trials.keys.shape[1]
     start = max(0, n - trials.window) if trials.window else 0
@@ -47,19 +50,10 @@ def sample_positions(trials: Trials) -> Tensor:
     return (start + order.sort().values).to(trials.keys.device)
 
 
-def centred_sample(trials: Trials) -> Float[Tensor, "kv_heads sample d_k"]:
-    """Sampled CSs less the mean of all that share the memory with them (softmax ignores a shift: invariance 1)."""
+def shared_mean(trials: Trials) -> Float[Tensor, "kv_heads 1 d_k"]:
+    """Mean of all CSs that are in memory together; softmax ignores it (theory section 1, invariance 1)."""
     start = max(0, trials.keys.shape[1] - trials.window) if trials.window else 0
-    mean = trials.keys[:, start:].mean(1, keepdim=True)
-    return trials.keys[:, sample_positions(trials)] - mean
-
-
-def query_gram(trials: Trials, keys: Float[Tensor, "kv_heads sample d_k"]) -> Float[Tensor, "heads sample sample"]:
-    """`k_i^T E[q q^T] k_j` of each query head, with the expectation over the sampled positions' queries."""
-    queries = trials.queries[:, sample_positions(trials)]
-    metric = queries.mT @ queries / queries.shape[1]
-    keys = keys.repeat_interleave(trials.group, dim=0)
-    return keys @ metric @ keys.mT
+    return trials.keys[:, start:].mean(1, keepdim=True)
 
 
 def pair_means(gram: Float[Tensor, "heads m m"]) -> tuple[Float[Tensor, "heads"], Float[Tensor, "heads"]]:
@@ -68,13 +62,15 @@ def pair_means(gram: Float[Tensor, "heads m m"]) -> tuple[Float[Tensor, "heads"]
     A vector of length zero has no direction; its pairs are left out. NaN with fewer than two directions.
     """
     length = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-    present = (length > 0).to(gram.dtype)
-    inverse = torch.where(length > 0, 1 / length, 0.0)
-    cosine = gram * inverse[:, :, None] * inverse[:, None, :]
-    cosine = cosine - torch.diag_embed(cosine.diagonal(dim1=-2, dim2=-1))
-    count = present.sum(-1)
+    inverse = torch.where(length > 0, 1 / length, 0.0)[:, :, None]
+    count = (length > 0).sum(-1)
     pairs = count * (count - 1)
-    return cosine.abs().sum((-2, -1)) / pairs, cosine.square().sum((-2, -1)) / pairs
+
+    def mean(values: Tensor, scale: Tensor) -> Tensor:
+        total = (scale.mT @ (values @ scale))[:, 0, 0] - count  # each vector's cosine with itself is one
+        return total.clamp_min(0) / pairs
+
+    return mean(gram.abs(), inverse), mean(gram.square(), inverse.square())
 
 
 def spectrum(trials: Trials) -> Float[Tensor, "kv_heads d_k"]:
@@ -84,7 +80,6 @@ def spectrum(trials: Trials) -> Float[Tensor, "kv_heads d_k"]:
     counts each CS's cosine with itself, so it lies a little below `d_eff`.
     """
     start = max(0, trials.keys.shape[1] - trials.window) if trials.window else 0
-    keys = trials.keys[:, start:] - trials.keys[:, start:].mean(1, keepdim=True)
-    keys = torch.nn.functional.normalize(keys, dim=-1)
+    keys = torch.nn.functional.normalize(trials.keys[:, start:] - shared_mean(trials), dim=-1)
     moment = (keys.mT @ keys).double().cpu() / keys.shape[1]
     return torch.linalg.eigvalsh(moment).flip(-1).clamp_min(0)

@@ -106,7 +106,12 @@ def _draw_points(ax: Axes, mark: Points, colour: str) -> None:
 def _draw_rule(ax: Axes, mark: Rule, style: dict[str, Any]) -> None:
     if mark.axis == "x":
         ax.axvline(mark.at, **style)
-        where = {"xy": (mark.at, 1.0), "xycoords": ("data", "axes fraction"), "va": "top", "ha": "right"}
+        where: dict[str, Any] = {
+            "xy": (mark.at, 1.0),
+            "xycoords": ("data", "axes fraction"),
+            "va": "top",
+            "ha": "right",
+        }
         where["rotation"] = 90
     else:
         ax.axhline(mark.at, **style)
@@ -114,7 +119,7 @@ def _draw_rule(ax: Axes, mark: Rule, style: dict[str, Any]) -> None:
         where = {"xy": (0.01 if low else 1.0, mark.at), "xycoords": ("axes fraction", "data"), "va": "bottom"}
         where["ha"] = "left" if low else "right"
     if mark.label:
-        ax.annotate(_mathtext(mark.label), color=style["color"], fontsize="small", **where)  # type: ignore[arg-type]
+        ax.annotate(_mathtext(mark.label), color=style["color"], fontsize="small", **where)
 
 
 def _draw_cells(ax: Axes, mark: Cells) -> None:

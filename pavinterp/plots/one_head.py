@@ -120,8 +120,8 @@ def fidelity_load(tests: pd.DataFrame, row: pd.Series) -> Picture:
         Axis("effective load (associations)", "log", low, high),
         Axis("squared fidelity f²", "linear", 0.0, 1.02),
         (
-            Rule("y", 0.5, "threshold", "retrieval error below f² = 1/2", "low"),
             Points(load, fidelity**2, "data", f"{len(load):,} tests"),
+            Line(np.array([low, high]), np.array([0.5, 0.5]), "threshold", "retrieval error below"),
             *curves,
         ),
         "" if len(load) else _NO_TESTS,
@@ -130,7 +130,7 @@ def fidelity_load(tests: pd.DataFrame, row: pd.Series) -> Picture:
 
 def spectrum(spectrum: pd.DataFrame, row: pd.Series) -> Picture:
     """Eigenvalues of the second moments of the KV head's unit, centred CSs, with their effective dimension."""
-    if "kv_head" in spectrum.columns and row.name is not None:
+    if "kv_head" in spectrum.columns and isinstance(row.name, tuple):
         spectrum = spectrum[(spectrum["layer"] == row.name[0]) & (spectrum["kv_head"] == row["kv_head"])]
     rank = eigenvalue = np.empty(0)
     if not spectrum.empty:
@@ -159,7 +159,7 @@ def spectrum(spectrum: pd.DataFrame, row: pd.Series) -> Picture:
 def head_kinds(row: pd.Series) -> Picture:
     """Scores of known kinds of heads on repeated random tokens."""
     value, low, high = _estimates(row, list(KINDS))
-    text = tuple(estimate(*numbers, 2) for numbers in zip(value, low, high, strict=True))
+    text = tuple(estimate(*numbers, decimals=3) for numbers in zip(value, low, high, strict=True))
     drawn = np.isfinite(value)
     place = np.flatnonzero(drawn).astype(float)
     return Picture(
@@ -181,7 +181,7 @@ def _columns(tests: pd.DataFrame, row: pd.Series, *names: str) -> list[np.ndarra
     """Columns of the head's tests that have a finite load; picks the head out of a frame of many."""
     if tests.empty:
         return [np.empty(0) for _ in names]
-    if row.name is not None and "layer" in tests.columns:
+    if isinstance(row.name, tuple) and "layer" in tests.columns:
         tests = tests[(tests["layer"] == row.name[0]) & (tests["head"] == row.name[1])]
     columns = [tests[name].to_numpy(float) for name in names]
     finite = np.isfinite(np.stack(columns)).all(0)

@@ -125,9 +125,10 @@ def _outline(x: float, y: float, wide: float, tall: float, regime: str, *, light
     stroke, dashed = OUTLINES.get(regime, (1.0, True))
     if not stroke:
         return ""
-    stroke = min(stroke, 0.14 * min(wide, tall) + 0.4)
-    inset = 1.0 + stroke / 2
-    dash = ' stroke-dasharray="2 2"' if dashed else ""
+    small = min(1.0, min(wide, tall) / 14)  # in small cells the frame leaves the colour to be seen
+    stroke *= small
+    inset = small + stroke / 2
+    dash = f' stroke-dasharray="{2 * small:.1f}"' if dashed else ""
     box = _box(x + inset, y + inset, wide - 2 * inset, tall - 2 * inset)
     return f'<rect {box} fill="none" stroke="{"#fff" if light else "#000"}" stroke-width="{stroke:.1f}"{dash}/>'
 

@@ -165,9 +165,9 @@ def _draw_axes(sheet: Sheet) -> None:
         sheet.text(sheet.x(value), sheet.bottom + 16, label, "t", "middle")
     for value, label in () if is_rows else ys:
         sheet.text(sheet.left - 6, sheet.y(value) + 4, label, "t", "end")
-    for i, (name, value) in enumerate(zip(y.names, y.values, strict=False)):  # of a dot plot
+    for i, (name, shown) in enumerate(zip(y.names, y.values, strict=False)):  # of a dot plot
         sheet.text(sheet.left, sheet.y(i) - 10, name, "halo", last=True)
-        sheet.text(sheet.right, sheet.y(i) - 10, value, "halo", "end", last=True)
+        sheet.text(sheet.right, sheet.y(i) - 10, shown, "halo", "end", last=True)
     if y.label:
         sheet.text(0, 11, y.label, "t")
     if x.label:

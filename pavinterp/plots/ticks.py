@@ -16,7 +16,13 @@ def ticks(axis: Axis, pixels: float, spacing: float) -> list[tuple[float, str]]:
         step = max(1, math.ceil(len(axis.names) / most))
         return [(float(i), axis.names[i]) for i in range(0, len(axis.names), step)]
     values = _logarithmic(axis.low, axis.high, most) if axis.scale == "log" else _linear(axis.low, axis.high, most)
-    return [(value, number(value) if value >= 1000 else f"{value:g}") for value in values]
+    return [(value, _label(value)) for value in values]
+
+
+def _label(value: float) -> str:
+    if 0 < abs(value) < 1e-3:
+        return number(value, 1).removeprefix("1 × ")
+    return number(value) if value >= 1000 else f"{value:g}"
 
 
 def _linear(low: float, high: float, most: int) -> list[float]:

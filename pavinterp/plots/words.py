@@ -61,17 +61,19 @@ def percent(value: Any, decimals: int = 0) -> str:
     return number(x) if not math.isfinite(x) else f"{fixed(100 * x, decimals)} %"
 
 
-def estimate(value: Any, low: Any, high: Any, digits: int = 3) -> str:
-    """`7.31 [6.91, 7.72]`, or the number alone where it has no interval."""
-    ends = interval(low, high, digits)
-    return number(value, digits) if ends == MISSING else f"{number(value, digits)} {ends}"
+def estimate(value: Any, low: Any, high: Any, *, decimals: int | None = None) -> str:
+    """`7.31 [6.91, 7.72]`, or the number alone where it has no interval; three digits, or so many `decimals`."""
+    ends = interval(low, high, decimals=decimals)
+    shown = number(value) if decimals is None else fixed(value, decimals)
+    return shown if ends == MISSING else f"{shown} {ends}"
 
 
-def interval(low: Any, high: Any, digits: int = 3) -> str:
-    """`[6.91, 7.72]`, or – where there is none."""
+def interval(low: Any, high: Any, *, decimals: int | None = None) -> str:
+    """`[6.91, 7.72]`, or – where there is none; three digits, or so many `decimals`."""
     if math.isnan(as_float(low)) or math.isnan(as_float(high)):
         return MISSING
-    return f"[{number(low, digits)}, {number(high, digits)}]"
+    a, b = (number(x) if decimals is None else fixed(x, decimals) for x in (low, high))
+    return f"[{a}, {b}]"
 
 
 def horizon(position: Any, context: int) -> str:

@@ -48,6 +48,7 @@ def write(run: Measured, folder: str | Path) -> Path:
 
     folder = Path(folder)
     heads, details = run.heads(), run.details
+    attrs = {str(name): value for name, value in heads.attrs.items()}
     pages = folder / "heads"
     pages.mkdir(exist_ok=True)
     names = [head_name(int(layer), int(head)) for layer, head in heads.index]
@@ -56,7 +57,8 @@ def write(run: Measured, folder: str | Path) -> Path:
     examples: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for example in details.examples:
         examples.setdefault((example["layer"], example["head"]), []).append(example)
-    keys = [(int(layer), int(kv)) for (layer, _), kv in heads["kv_head"].items()]  # type: ignore[misc]
+    layers = heads.index.get_level_values("layer")
+    keys = [(int(layer), int(kv)) for layer, kv in zip(layers, heads["kv_head"], strict=True)]
     siblings: dict[tuple[int, int], list[str]] = {}
     for key, name in zip(keys, names, strict=True):
         siblings.setdefault(key, []).append(name)
@@ -71,7 +73,7 @@ def write(run: Measured, folder: str | Path) -> Path:
             before=names[i - 1] if i else None,
             after=names[i + 1] if i + 1 < len(names) else None,
             of=len(names),
-            attrs=heads.attrs,
+            attrs=attrs,
             manifest=run.manifest,
         )
         (pages / f"{name}.html").write_text(page, encoding="utf-8")
@@ -82,4 +84,7 @@ def _groups(frame: pd.DataFrame, by: list[str]) -> dict[tuple[int, int], pd.Data
     """The rows of each head (or KV head), found in one pass."""
     if frame.empty:
         return {}
-    return {(int(a), int(b)): rows for (a, b), rows in frame.groupby(by, sort=False)}  # type: ignore[misc]
+    found = {}
+    for _, rows in frame.groupby(by, sort=False):
+        found[int(rows[by[0]].iloc[0]), int(rows[by[1]].iloc[0])] = rows
+    return found

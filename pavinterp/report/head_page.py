@@ -14,7 +14,7 @@ from pavinterp.plots.marks import Picture
 from pavinterp.plots.words import as_float, count, estimate, head_name, horizon, interval, number
 from pavinterp.report.missing import reason
 from pavinterp.report.order import in_order
-from pavinterp.report.page import render, with_subscripts
+from pavinterp.report.page import render, typeset
 from pavinterp.report.passage import example
 
 WIDTH = 340.0  # pixels: three a row on a desktop, one on a phone
@@ -64,7 +64,7 @@ def head_page(
         attrs: units, descriptions and intervals of the heads table.
         manifest: of the run.
     """
-    layer, head = (int(i) for i in row.name)  # type: ignore[attr-defined]
+    layer, head = place_of(row)
     context = int(manifest["corpus"]["context"])
     return render(
         "head",
@@ -73,7 +73,7 @@ def head_page(
         head=head,
         row=row,
         identity=_identity(row, siblings),
-        lead=with_subscripts(_lead(row)),
+        lead=typeset(_lead(row)),
         panels=_panels(row, tests, spectrum, siblings, context),
         estimates=estimates(row, attrs, context),
         examples=[example(found) for found in examples],
@@ -83,6 +83,12 @@ def head_page(
         intervals=attrs.get("intervals", ""),
         manifest=manifest,
     )
+
+
+def place_of(row: pd.Series) -> tuple[int, int]:
+    """Layer and head of a row of the heads table."""
+    assert isinstance(row.name, tuple)
+    return int(row.name[0]), int(row.name[1])
 
 
 def estimates(row: pd.Series, attrs: dict[str, Any], context: int) -> list[Estimate]:
@@ -103,7 +109,7 @@ def estimates(row: pd.Series, attrs: dict[str, Any], context: int) -> list[Estim
 
 
 def _identity(row: pd.Series, siblings: list[str]) -> list[tuple[str, str]]:
-    layer, head = row.name  # type: ignore[misc]
+    layer, head = place_of(row)
     shared = f", shared by {len(siblings)} heads" if len(siblings) > 1 else ""
     window = "full attention" if pd.isna(row["window"]) else f"{count(row['window'])} positions"
     return [
@@ -193,4 +199,4 @@ def _panels(
 
 
 def _panel(title: str, picture: Picture, caption: str) -> Panel:
-    return Panel(title, Markup(svg(picture, WIDTH)), with_subscripts(caption))
+    return Panel(title, Markup(svg(picture, WIDTH)), typeset(caption))

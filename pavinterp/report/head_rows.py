@@ -101,7 +101,7 @@ def reasons(heads: pd.DataFrame, context: int, intervals: str) -> list[str]:
         found.append("– in a whole row: the head's responses are zero or not finite, so that it has no load.")
     missing = heads["effective_load_lo"].isna() & heads["effective_load"].notna()
     if missing.any():
-        found.append(f"{MISSING} for an interval: {intervals}")
+        found.append(f"{MISSING} for an interval: {intervals} The regime compares the interval with the bounds.")
     for column in ("previous_token_score", "induction_score", "duplicate_token_score"):
         if column in heads.columns and heads[column].isna().all():
             found.append(f"{MISSING} under {column}: not measured on repeated random tokens.")

@@ -83,7 +83,7 @@ def glossary(heads: pd.DataFrame) -> list[tuple[str, str, str]]:
 
 def shared_keys(heads: pd.DataFrame) -> tuple[int, int]:
     """Number of KV heads and of query heads: statistics of CSs are one a KV head."""
-    pairs = {(layer, kv) for (layer, _), kv in heads["kv_head"].items()}  # type: ignore[misc]
+    pairs = set(zip(heads.index.get_level_values("layer"), heads["kv_head"], strict=True))
     return len(pairs), len(heads)
 
 

@@ -15,7 +15,8 @@ from markupsafe import Markup
 from pavinterp.plots.look import DARK, LIGHT, style_sheet, variables
 from pavinterp.report.strings import visible
 
-_SUBSCRIPT = re.compile(r"\b([Nd])_(worst|avg|eff|int|k|v)\b")
+# Of single letters: names of columns keep their underscores.
+_SUBSCRIPT = re.compile(r"(?<![\w_])([A-Za-zΣ])_([A-Za-z0-9]+\*?|\*)")
 
 
 @cache
@@ -29,7 +30,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters["named"] = with_subscripts
+    env.filters["typeset"] = typeset
     return env
 
 
@@ -49,9 +50,11 @@ def render(name: str, /, *, script: bool = False, **context: Any) -> str:
     return page.render(style=Markup(style), script=Markup(code), policy=Markup("; ".join(policy)), **context)
 
 
-def with_subscripts(text: str) -> Markup:
-    """HTML of a sentence: N_worst, d_eff and the like carry a subscript, and 95 % is not torn apart."""
-    escaped = str(Markup.escape(visible(text))).replace(" %", "&nbsp;%")
+def typeset(text: str) -> Markup:
+    """HTML of a sentence or definition: d_k, a_tj, N_worst with subscripts, squares, norms; 95 % is not torn apart."""
+    escaped = str(Markup.escape(visible(text))).replace(" %", "&nbsp;%").replace("sum_", "Σ_")
+    escaped = escaped.replace("^2", "²").replace("||", "‖")
+    escaped = re.sub(r"\^(\w)", r"<sup>\1</sup>", escaped)
     return Markup(_SUBSCRIPT.sub(r"\1<sub>\2</sub>", escaped))
 
 

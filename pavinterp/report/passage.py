@@ -48,7 +48,7 @@ class Example:
 def example(found: dict[str, Any]) -> Example:
     """What the page shows of one entry of `run.details.examples`."""
     strengths = found["strengths"]
-    most = max(strengths, default=0.0)
+    most = max([*strengths, *(a["strength"] for a in found["associations"])], default=0.0)
     start, position = found["window_start"], found["position"]
     places = {a["position"]: i for i, a in enumerate(found["associations"], 1)}
     text = Markup("").join(
@@ -62,12 +62,12 @@ def example(found: dict[str, Any]) -> Example:
         ("size of the response", number(found["response_norm"])),
     ]
     legend = [(n, f"≥ {number(most / STEP ** (LEVELS + 1 - n), 2)}") for n in range(LEVELS, 0, -1)] if most > 0 else []
-    rows = [_association(a, i, position) for i, a in enumerate(found["associations"], 1)]
+    rows = [_association(a, i, position, start) for i, a in enumerate(found["associations"], 1)]
     return Example(found["why"], found["document"], facts, text, start > 0, legend, rows)
 
 
 def level(strength: float, most: float) -> int:
-    """Shade, 0 to LEVELS: the darkest from a third of the largest strength shown, each lighter from a third of it."""
+    """Shade, 0 to LEVELS: the darkest from a third of the largest strength, each lighter from a third of it."""
     if not most > 0 or not strength > 0:
         return 0
     for n in range(LEVELS, 0, -1):
@@ -90,14 +90,14 @@ def _word(string: str, strength: float, shade: int, place: int | None, *, test: 
     return escape(shown) + end
 
 
-def _association(found: dict[str, Any], place: int, position: int) -> Association:
+def _association(found: dict[str, Any], place: int, position: int, start: int) -> Association:
     back = position - found["position"]
     return Association(
         number=place,
         before=clipped(found["before"], AROUND, keep="end"),
         token=token(found["token"]),
         after=clipped(found["after"], AROUND),
-        back="the test itself" if back == 0 else f"{back:,} before",
+        back="the test itself" if back == 0 else f"{back:,} before{', not shown' if found['position'] < start else ''}",
         strength=number(found["strength"], 2),
         share=percent(found["share"]),
         bar=round(100 * min(max(found["share"], 0.0), 1.0), 1),

@@ -65,8 +65,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--child", choices=["bare", "measure"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.model is None:
-        sys.path.insert(0, str(ROOT))
-        from tests.real_models import fetch
+        sys.path.insert(0, str(ROOT / "tests"))
+        from real_models import fetch
 
         arguments.model = str(fetch("smollm2"))
     return arguments

@@ -1,0 +1,124 @@
+"""Which way a model's attention is captured: transformers' attention registry, or the hooks of a TransformerBridge."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pavinterp.capture import attention_interface, transformer_lens
+from pavinterp.capture.call import AttentionCall
+from pavinterp.errors import UserError
+from pavinterp.exits import one_line
+from pavinterp.models import ModelHandle, untouched
+
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
+
+ATTENTION_INTERFACE, TRANSFORMER_LENS = "attention_interface", "transformer_lens"
+CHOICES = ("auto", ATTENTION_INTERFACE, TRANSFORMER_LENS)
+
+# Largest relative difference of final hidden states between a model and the bridge around its copy. Another order of
+# summation gives about 1e-6 in float32; another position scheme or mask gives 1e-2 and more.
+SAME_MODEL = {torch.float64: 1e-9, torch.float32: 1e-3}
+SAME_MODEL_ROUNDED = 0.1  # in 16-bit dtypes, whose rounding adds up over the layers
+
+
+def on_path(handle: ModelHandle, capture: str = "auto") -> ModelHandle:
+    """The handle to measure: the same, or one whose model is a copy inside a TransformerBridge made for it.
+
+    Args:
+        handle: a model, or a TransformerBridge handed over.
+        capture: "auto" is the bridge where there is one, else "attention_interface"; "transformer_lens" asks for a
+            bridge around a copy that shares the model's parameters: a second witness of the same model.
+
+    Raises:
+        UserError: no such path, or the model cannot be captured that way.
+    """
+    if capture not in CHOICES:
+        raise UserError(f"--capture {capture}: choose among {', '.join(CHOICES)}")
+    if capture == ATTENTION_INTERFACE and handle.bridge is not None:
+        raise UserError(
+            "a TransformerBridge computes attention itself, not through transformers' registry: leave --capture out, "
+            "or give the Hugging Face model that it was made from, loaded afresh"
+        )
+    if capture == TRANSFORMER_LENS and handle.bridge is None:
+        bridge = bridge_around_copy(handle)
+        return replace(handle, model=bridge.original_model, bridge=bridge)
+    return handle
+
+
+def path_of(handle: ModelHandle) -> str:
+    """The path by which a handle is captured, as the manifest names it."""
+    return ATTENTION_INTERFACE if handle.bridge is None else TRANSFORMER_LENS
+
+
+def capture_for(
+    handle: ModelHandle, on_layer: Callable[[AttentionCall], None], layers: set[int] | None = None
+) -> AbstractContextManager[None]:
+    """While active, every `forward` of the handle hands each attention layer's call to `on_layer`, once."""
+    if handle.bridge is None:
+        return attention_interface.capture(handle.model, on_layer, layers)
+    return transformer_lens.capture(handle.bridge, on_layer, layers)
+
+
+def forward(handle: ModelHandle, tokens: Tensor) -> Float[Tensor, "batch n width"]:
+    """Final hidden states: no LM head, no KV cache, no gradients; through the bridge where there is one.
+
+    `no_grad` rather than inference mode: a model may keep a tensor it makes on the way (rotary frequencies),
+    and an inference tensor left in a live model would break its owner's next training step.
+    """
+    with torch.no_grad():
+        if handle.bridge is None:
+            return handle.model.base_model(input_ids=tokens, use_cache=False)[0]
+        return transformer_lens.forward(handle.bridge, tokens)
+
+
+def bridge_around_copy(handle: ModelHandle) -> TransformerBridge:
+    """A TransformerBridge around a copy of the model's modules; the copy shares the model's parameters.
+
+    A bridge replaces modules of the model that it is made from, so a live one is never handed over itself.
+
+    Raises:
+        UserError: transformer_lens is missing, does not know the architecture, or computes something else than the
+            model does.
+    """
+    try:
+        from transformer_lens.model_bridge.sources import build_bridge_from_module
+    except ImportError as error:
+        raise UserError(
+            "transformer_lens is not installed: pip install 'pavinterp[lens]', or leave --capture out"
+        ) from error
+    model: Any = handle.model
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise UserError("--capture transformer_lens with a model that is spread over devices: leave --capture out")
+    try:
+        twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+        bridge = build_bridge_from_module(twin, handle.architecture, hf_config=twin.config)
+    except Exception as error:  # what an adapter raises for a model that it does not know is not documented
+        raise UserError(
+            f"transformer_lens cannot make a bridge around {handle.architecture} ({one_line(error, 160)}); "
+            "leave --capture out"
+        ) from error
+    _require_same(handle, replace(handle, model=twin, bridge=bridge))
+    return bridge
+
+
+def _require_same(one: ModelHandle, other: ModelHandle, length: int = 32) -> None:
+    """UserError where two handles' models differ in their final hidden states on a few tokens."""
+    vocabulary = int(one.model.config.get_text_config().vocab_size)
+    tokens = (torch.arange(min(length, one.max_context or length), device=one.device) * 7 % vocabulary)[None]
+    with untouched(one.model), untouched(other.model):
+        mine, theirs = (forward(handle, tokens).float() for handle in (one, other))
+    difference = float((mine - theirs).norm() / mine.norm())
+    if not difference <= SAME_MODEL.get(one.dtype, SAME_MODEL_ROUNDED):
+        raise UserError(
+            f"transformer_lens computes something else than {one.architecture}: final hidden states differ by "
+            f"{difference:.1e}; leave --capture out"
+        )

@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-REPORT ?= reports/demo
+REPORT ?= reports/first
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 

@@ -19,6 +19,7 @@ from pavinterp import __version__
 from pavinterp.options import (
     Batch,
     Bos,
+    Capture,
     Context,
     CorpusOption,
     Device,
@@ -98,6 +99,7 @@ def _measuring(pages: bool) -> Callable[..., None]:
         tests: Tests = "64",
         layers: Layers = None,
         batch: Batch = None,
+        capture: Capture = "auto",
         device: Device = "auto",
         dtype: Dtype = "float32",
         seed: Seed = 0,
@@ -137,6 +139,7 @@ def _measuring(pages: bool) -> Callable[..., None]:
                 seed=seed,
                 batch=batch,
                 bos=bos,
+                capture=capture,
                 examples=pages,
                 progress=progress,
                 command=ctx.obj["command"],
@@ -188,6 +191,7 @@ def heads(
 def verify(
     model: Model,
     layers: Layers = None,
+    capture: Capture = "auto",
     device: Device = "auto",
     dtype: Dtype = "float32",
     revision: Revision = None,
@@ -211,7 +215,7 @@ def verify(
         with progress.stage(f"loading {model}"):
             handle = pi.load(model, revision=revision, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
         with progress.stage("verifying"):
-            result = verify_model(handle, layers=chosen_layers)
+            result = verify_model(handle, layers=chosen_layers, capture=capture)
     if as_json:
         terminal.print_json(result)
     else:

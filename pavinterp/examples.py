@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pavinterp.capture.attention_interface import capture
+from pavinterp.capture.bridge_attention import original
 from pavinterp.capture.call import AttentionCall, output_weight, trials, write_factor
+from pavinterp.capture.paths import capture_for, forward
 from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle
 from pavinterp.sampling import sample_tests
 from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import forward
 from pavinterp.trials import Trials
 
 LARGEST = 3  # examples a head chosen by the size of the response, beside one of typical load
@@ -64,7 +64,7 @@ def examples(
                     example |= {"sequence": i, "document": stimuli.document_names[int(stimuli.document[i])]}
                 found.setdefault((call.layer, head), []).extend(chosen)
 
-        with capture(handle.model, on_layer, layers):
+        with capture_for(handle, on_layer, layers):
             forward(handle, tokens[None])
     return [example for key in sorted(found) for example in _best(found[key])]
 
@@ -173,7 +173,7 @@ class Unembedding:
     def __init__(self, handle: ModelHandle) -> None:
         self.handle = handle
         head = handle.model.get_output_embeddings()
-        self.weight: Tensor | None = None if head is None else head.weight.detach()
+        self.weight: Tensor | None = None if head is None else original(head).weight.detach()
         self.norm = _find(handle.model.base_model, ("norm", "ln_f", "final_layernorm", "final_layer_norm"))
 
     def gain_after(self, layer: int) -> Tensor | None:
@@ -181,10 +181,10 @@ class Unembedding:
         blocks = _find(self.handle.model.base_model, ("layers", "h", "blocks"))
         if not isinstance(blocks, nn.ModuleList):
             return None
-        block = blocks[layer]
+        block = original(blocks[layer])
         if not (hasattr(block, "pre_feedforward_layernorm") or hasattr(block, "post_feedforward_layernorm")):
             return None  # elsewhere `post_attention_layernorm` is the next block's input norm: not on the write
-        norm: Any = block.post_attention_layernorm
+        norm: Any = original(block.post_attention_layernorm)
         return norm_gain(norm, self.handle.model.config.get_text_config().hidden_size)[0]
 
     def decode(self, writes: Float[Tensor, "m width"], gain: Tensor | None) -> tuple[list[list[str]], list[list[str]]]:
@@ -225,4 +225,5 @@ def norm_gain(norm: nn.Module, width: int) -> tuple[Float[Tensor, "width"], bool
 
 
 def _find(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
-    return next((getattr(module, n) for n in names if isinstance(getattr(module, n, None), nn.Module)), None)
+    found = (getattr(module, n, None) for n in names)
+    return next((original(m) for m in found if isinstance(m, nn.Module)), None)  # without the hooks of a bridge

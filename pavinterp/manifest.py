@@ -12,6 +12,8 @@ from typing import Any
 import pandas as pd
 
 from pavinterp import __version__
+from pavinterp.capture.bridge_attention import hooked_points
+from pavinterp.capture.paths import TRANSFORMER_LENS, path_of
 from pavinterp.models import ModelHandle
 from pavinterp.stimuli import Stimuli
 from pavinterp.sweep import LayerInfo
@@ -39,6 +41,9 @@ def describe_run(
         arguments: as they took effect.
         command: the command line, or None for a run made from Python.
     """
+    packages = ["torch", "transformers", "numpy", "pandas"]
+    if path_of(handle) == TRANSFORMER_LENS:
+        packages.append("transformer_lens")
     return {
         "pavinterp_version": __version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -50,8 +55,7 @@ def describe_run(
         "seed": arguments["seed"],
         "tests_per_sequence": arguments["tests"],
         "layers": [asdict(info) for info in measured],
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "transformers", "numpy", "pandas")},
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
         "notes": notes_on(handle, shapes, records),
     }
 
@@ -63,12 +67,12 @@ def describe_model(handle: ModelHandle, shapes: list[LayerInfo]) -> dict[str, An
         "source": handle.source,
         "revision": handle.revision,
         "architecture": handle.architecture,
-        "parameters": handle.parameters,
+        "parameters": handle.parameters if handle.bridge is None else handle.bridge.n_params_total,
         "dtype": str(handle.dtype).removeprefix("torch."),
         "device": str(handle.device),
         "layers": len(shapes),
         "heads": sum(info.heads for info in shapes),
-        "path": "attention_interface",
+        "path": path_of(handle),
     }
 
 
@@ -95,6 +99,8 @@ def command_of(handle: ModelHandle, stimuli: Stimuli, arguments: dict[str, Any])
         words += [f"--{name}", str(arguments[name])]
     if arguments["layers"] != "all":
         words += ["--layers", ",".join(map(str, arguments["layers"]))]
+    if arguments["capture"] != "auto":
+        words += ["--capture", arguments["capture"]]
     return shlex.join(words)
 
 
@@ -103,6 +109,8 @@ def notes_on(handle: ModelHandle, shapes: list[LayerInfo], records: pd.DataFrame
     notes = []
     total = getattr(handle.model.config.get_text_config(), "num_hidden_layers", len(shapes))
     missing = sorted(set(range(total)) - {info.layer for info in shapes})
+    if handle.bridge is not None and (hooked := hooked_points(handle.bridge)):
+        notes.append(f"The TransformerBridge was measured with the hooks that were on it: {', '.join(hooked)}.")
     if missing:
         notes.append(f"Layers {missing} have no attention that could be captured; they are not in the tables.")
     text = records[records["stimuli"] == "text"]

@@ -44,6 +44,13 @@ Batch = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Sequences a forward pass; about 4,096 tokens if not given."),
 ]
+Capture = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|attention_interface|transformer_lens",
+        help="How attention is captured; transformer_lens is a second witness of the same numbers.",
+    ),
+]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto (CUDA, else MPS, else CPU), cpu, cuda, cuda:1, mps.")]
 Dtype = Annotated[str, typer.Option(metavar="NAME", help="float32, bfloat16, float16 or float64.")]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of all sampling.")]

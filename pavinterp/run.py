@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from pavinterp import store
 from pavinterp.capture import certificate
+from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
 from pavinterp.examples import examples as find_examples
 from pavinterp.manifest import describe_run
 from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.output import new_folder
+from pavinterp.progress import progress_to
 from pavinterp.stimuli import Corpus, Stimuli, ordinary_token_ids, repeated_random_tokens, tokenise
 from pavinterp.stimuli import corpus as read_corpus
 from pavinterp.sweep import LayerInfo, inspect, sweep
@@ -99,8 +102,9 @@ def measure(
     seed: int = 0,
     batch: int | None = None,
     bos: str = "auto",
+    capture: str = "auto",
     examples: bool = True,
-    progress: Progress | None = None,
+    progress: Progress | Literal[False] | None = None,
     command: str | None = None,
 ) -> Run:
     """Measure every attention head of a model on a text.
@@ -115,8 +119,10 @@ def measure(
         seed: of sampling and bootstrap.
         batch: sequences a forward pass; default about 4,096 tokens.
         bos: "auto" (what the tokenizer does), "always" or "never".
+        capture: "attention_interface" (transformers' registry), "transformer_lens" (the hooks of a TransformerBridge;
+            one is made around a copy where none was given), or "auto": the latter for a TransformerBridge.
         examples: whether to decode each head's strongest associations for its page.
-        progress: called with stage, done and total.
+        progress: called with stage, done and total; None shows it on standard error, False shows nothing.
         command: command line for the manifest; default the equivalent call's.
 
     Raises:
@@ -124,9 +130,9 @@ def measure(
             certificate fails: no numbers are reported then.
     """
     started = time.monotonic()
-    handle = model if isinstance(model, ModelHandle) else load(model)
-    stage = progress or (lambda stage, done, total: None)
-    with untouched(handle.model):
+    handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
+    shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
+    with shown as stage, untouched(handle.model):
         shapes = inspect(handle)
         chosen = choose_layers(shapes, layers)
         stimuli = _stimuli(handle, corpus, context, sequences, bos, seed)
@@ -134,7 +140,7 @@ def measure(
         frames: dict[str, list[pd.DataFrame]] = {"records": [], "tests": [], "spectra": []}
         residuals: dict[int, list[float]] = {}
         rows = 0
-        for what, label in ((stimuli, "text"), (probe, "repeated random tokens")):
+        for what, label in ((stimuli, "text sequences"), (probe, "repeated random tokens")):
             own = [m for m in all_measures() if m.stimuli == what.kind]
             done, total = 0, len(what.tokens)
             longest = max(len(t) for t in what.tokens)
@@ -179,6 +185,7 @@ def measure(
         "seed": seed,
         "batch": batch or "auto",
         "bos": bos,
+        "capture": capture,
     }
     manifest = describe_run(handle, shapes, measured, stimuli, probe, records, arguments, command)
     manifest["certificate"] = {

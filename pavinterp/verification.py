@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pavinterp.capture import certificate
-from pavinterp.capture.attention_interface import capture
+from pavinterp.capture.paths import capture_for, forward, on_path, path_of
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.run import choose_layers, merge, probe_length, vocabulary_of
 from pavinterp.stimuli import Stimuli, repeated_random_tokens
@@ -22,6 +22,7 @@ def verify(
     length: int = 256,
     layers: list[int] | None = None,
     seed: int = 0,
+    capture: str = "auto",
 ) -> dict[str, Any]:
     """Whether a model can be measured: certificate per layer on random tokens, and that no layer sees the future.
 
@@ -33,7 +34,7 @@ def verify(
     Raises:
         UserError: no attention can be captured.
     """
-    handle = model if isinstance(model, ModelHandle) else load(model)
+    handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
     with untouched(handle.model):
         shapes = inspect(handle)
         chosen = choose_layers(shapes, layers)
@@ -55,7 +56,7 @@ def verify(
     return {
         "model": handle.name,
         "architecture": handle.architecture,
-        "path": "attention_interface",
+        "path": path_of(handle),
         "dtype": str(handle.dtype).removeprefix("torch."),
         "tolerance": limit,
         "largest": largest,
@@ -72,9 +73,6 @@ def _future_change(handle: ModelHandle, probe: Stimuli) -> float:
     half = tokens.shape[1] // 2
     other = tokens.clone()
     other[:, half:] = tokens[:, half:].flip(-1)
-    with capture(handle.model, lambda call: None), torch.no_grad():
-        before, after = (
-            handle.model.base_model(input_ids=t, use_cache=False).last_hidden_state[:, :half].float()
-            for t in (tokens, other)
-        )
+    with capture_for(handle, lambda call: None):
+        before, after = (forward(handle, t)[:, :half].float() for t in (tokens, other))
     return float((before - after).norm() / before.norm())

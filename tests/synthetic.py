@@ -160,7 +160,8 @@ def _heads(
         frame[f"{name}_lo"] = low if clusters >= 8 else np.nan
         frame[f"{name}_hi"] = high if clusters >= 8 else np.nan
     columns = [f"{name}{end}" for name in estimates for end in ("", "_lo", "_hi")]
-    frame.loc[frame.index[n // 2], columns] = np.nan  # a head whose responses are all zero
+    if n > 1:
+        frame.loc[frame.index[n // 2], columns] = np.nan  # a head whose responses are all zero
     frame["regime"] = [
         _regime(a, b, worst, average)
         for a, b in zip(frame["effective_load_lo"], frame["effective_load_hi"], strict=True)

@@ -152,7 +152,9 @@ def test_verify_ends_with_2_where_a_model_cannot_be_measured_exactly(
     from pavinterp import verification
 
     real = verification.verify(pavinterp.load("demo"), layers=[0])
-    monkeypatch.setattr(verification, "verify", lambda *_, **__: real | {"passed": False, "future_safe": False, "largest": 0.3})
+    monkeypatch.setattr(
+        verification, "verify", lambda *_, **__: real | {"passed": False, "future_safe": False, "largest": 0.3}
+    )
     ended = command("verify", "demo")
     assert ended.code == 2
     assert "cannot be measured exactly" in ended.out
@@ -426,7 +428,7 @@ def test_a_run_that_is_stopped_leaves_nothing(in_tmp: Path, number: signal.Signa
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said = ""
-    while "text (" not in said:
+    while "text sequences (" not in said:
         character = process.stderr.read(1)
         assert character, said
         said += character

@@ -5,27 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pavinterp.capture import attention_interface, certificate
-from pavinterp.capture.call import AttentionCall, trials
+from pavinterp.capture.bridge_attention import (
+    ON_THE_WAY,
+    attentions,
+    consumed,
+    delegates,
+    has_hooks,
+    hook_point,
+    mask_of,
+    original,
+    scale_of,
+    window_of,
+)
+from pavinterp.capture.call import AttentionCall, score_bias
 from pavinterp.errors import UserError
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import AttentionBridge, TransformerBridge
 
-# Hook points of the queries, keys and values on their way to the scores: the one that fires last shows them as consumed.
-ON_THE_WAY = {
-    "queries": ("q.hook_out", "hook_q_normed", "hook_rot_q", "hook_q"),
-    "keys": ("k.hook_out", "hook_k_normed", "hook_rot_k", "hook_k"),
-    "values": ("v.hook_out", "hook_v"),
-    "cos": ("hook_cos",),
-    "sin": ("hook_sin",),
-}
 CHECKED_ROWS = 4  # of the scores of each layer's first sequence
 
 
@@ -46,16 +51,23 @@ def capture(
         layers: layer indices to capture; None is all.
 
     Raises:
-        UserError: a layer's queries and keys are not to be seen, or a hook replaces a head's response.
+        UserError: a layer's attention has a form that is not known, or its scores do not follow from the queries and
+            keys that its hooks show.
     """
     chosen = {i: a for i, a in attentions(bridge).items() if layers is None or i in layers}
-    delegated = {i: attention for i, attention in chosen.items() if _delegates(attention)}
+    delegated = {i for i, attention in chosen.items() if delegates(attention)}
+    from_registry: dict[int, AttentionCall] = {}
     with ExitStack() as hooks:
-        for layer, attention in chosen.items():
-            if layer not in delegated:
-                _Observer(layer, attention, on_layer).attach(hooks)
         if delegated:
-            _attach_to_delegated(bridge, delegated, on_layer, hooks)
+            hooks.enter_context(
+                attention_interface.capture(
+                    _without_components(bridge.original_model),
+                    lambda call: from_registry.__setitem__(call.layer, call),
+                    delegated,
+                )
+            )
+        for layer, attention in chosen.items():
+            _Observer(layer, attention, on_layer, from_registry).attach(hooks)
         yield
 
 
@@ -63,257 +75,144 @@ def forward(bridge: TransformerBridge, tokens: Tensor) -> Float[Tensor, "batch n
     """Final hidden states of a forward pass of the bridge itself, ended before the LM head."""
     from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
-    def stop(module: nn.Module, inputs: Any, output: Any) -> None:
-        raise StopAtLayerException(output[0])  # the bridge's own way to end early: it returns what is handed over
+    def stop(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        raise StopAtLayerException(inputs[0])  # the bridge's own way to end early: it returns what is handed over
 
-    handle = bridge.original_model.base_model.register_forward_hook(stop)
+    handle = bridge.original_model.get_output_embeddings().register_forward_pre_hook(stop)
     try:
         return bridge(tokens, return_type=None, use_cache=False)
     finally:
         handle.remove()
 
 
-def original(module: nn.Module) -> nn.Module:
-    """The Hugging Face module inside a bridge's component; any other module as it is."""
-    inner = module._modules.get("_original_component")
-    return module if inner is None else inner
+def _without_components(model: nn.Module) -> Any:
+    """A model's modules less those that a bridge put in, whose configurations are not Hugging Face's."""
+    from transformers import PreTrainedConfig
 
-
-def attentions(bridge: TransformerBridge) -> dict[int, AttentionBridge]:
-    """The bridge's attention components by layer; layers without attention are left out.
-
-    Raises:
-        UserError: the bridge has no blocks, or a block has attention in a form that is not known.
-    """
-    from transformer_lens.model_bridge import AttentionBridge
-
-    name = type(bridge.original_model).__name__
-    blocks = bridge._modules.get("blocks")
-    if not isinstance(blocks, nn.ModuleList):
-        raise UserError(f"the TransformerBridge of {name} has no blocks; it cannot be captured")
-    found = {}
-    for layer, block in enumerate(blocks):
-        inside = [module for module in block.modules() if isinstance(module, AttentionBridge)]
-        if len(inside) > 1 or any("o" not in attention._modules for attention in inside):
-            raise UserError(f"the TransformerBridge of {name} has attention of an unknown form in layer {layer}")
-        if inside:
-            found[layer] = inside[0]
-    return found
-
-
-def _delegates(attention: AttentionBridge) -> bool:
-    """Whether the component leaves attention to the Hugging Face module and fires its inner hooks afterwards."""
-    from transformer_lens.model_bridge import AttentionBridge
-
-    return type(attention).forward is AttentionBridge.forward
-
-
-def _attach_to_delegated(
-    bridge: TransformerBridge,
-    layers: dict[int, AttentionBridge],
-    on_layer: Callable[[AttentionCall], None],
-    hooks: ExitStack,
-) -> None:
-    """Capture layers that run Hugging Face's attention, which calls transformers' registry; but see hook_z too."""
-    waiting: dict[int, AttentionCall] = {}
-    hooks.enter_context(
-        attention_interface.capture(
-            bridge.original_model, lambda call: waiting.__setitem__(call.layer, call), set(layers)
-        )
-    )
-    for layer, attention in layers.items():
-
-        def finish(
-            response: Tensor, before: Tensor | None, layer: int = layer, attention: AttentionBridge = attention
-        ) -> None:
-            call = waiting.pop(layer)
-            replaced = _changed_heads(before, response, call.queries.shape[1])
-            on_layer(replace(call, response=response, projection=original(attention.o), replaced=replaced))
-
-        _on_response(attention, finish, hooks)
+    modules = [module for module in model.modules() if isinstance(getattr(module, "config", None), PreTrainedConfig)]
+    return SimpleNamespace(modules=lambda: modules)
 
 
 @dataclass
 class _Observer:
-    """Hooks on one attention component that computes attention itself, and what they have seen of this pass."""
+    """Hooks on one attention component, and what they have seen of the pass.
+
+    Attributes:
+        layer: index of its block.
+        attention: the component.
+        on_layer: called when the response enters the output projection.
+        from_registry: calls of layers whose attention Hugging Face's module computes, where it goes through the
+            registry; each waits here for its response.
+        seen: by name, the tensors of the current pass.
+    """
 
     layer: int
     attention: AttentionBridge
     on_layer: Callable[[AttentionCall], None]
+    from_registry: dict[int, AttentionCall]
     seen: dict[str, Any] = field(default_factory=dict)
-    edited: bool = False  # whether the user's hooks are on the scores or the pattern
 
     def attach(self, hooks: ExitStack) -> None:
-        """Register the hooks; leaving `hooks` removes them."""
-        at = self.attention
-
-        def add(handle: Any) -> None:
+        """Register the hooks, after those that are there; leaving `hooks` removes them."""
+        at, response = self.attention, self.attention.o.hook_in
+        handles = [at.register_forward_pre_hook(self._begin, with_kwargs=True), at.register_forward_hook(_forget)]
+        for what, names in ON_THE_WAY.items():
+            points = [point for point in (hook_point(at, name) for name in names) if point is not None]
+            handles += [point.register_forward_hook(self._keep(what)) for point in points]
+        if not delegates(at):
+            if has_hooks(at.hook_attn_scores) or has_hooks(at.hook_pattern):
+                handles.append(at.hook_pattern.register_forward_hook(self._keep("pattern")))
+            handles.append(at.hook_attn_scores.register_forward_hook(self._keep_scores, prepend=True))
+        if has_hooks(response):
+            handles.append(response.register_forward_hook(self._keep_response, prepend=True))
+        handles.append(response.register_forward_hook(self._finish))
+        for handle in handles:
             hooks.callback(handle.remove)
 
-        self.edited = _has_hooks(at.hook_attn_scores) or _has_hooks(at.hook_pattern)
-        add(at.register_forward_pre_hook(self._begin, with_kwargs=True))
-        for what, names in ON_THE_WAY.items():
-            for name in names:
-                point = _point(at, name)
-                if point is not None:
-                    add(point.register_forward_hook(self._keep(what, name)))
-        add(at.hook_attn_scores.register_forward_hook(self._keep_scores, prepend=True))  # before the user's edits
-        if self.edited:
-            add(at.hook_pattern.register_forward_hook(self._keep("pattern", "hook_pattern")))
-        _on_response(at, self._finish, hooks)
-
-    def _begin(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self.seen = {"arguments": kwargs}
 
-    def _keep(self, what: str, name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+    def _keep(self, what: str) -> Callable[[nn.Module, Any, Tensor], None]:
         def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
             self.seen[what] = output
-            self.seen[what + " from"] = name
 
         return hook
 
-    def _keep_scores(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+    def _keep_scores(self, module: nn.Module, inputs: Any, output: Float[Tensor, "batch heads n n"]) -> None:
         n = output.shape[2]
         rows = torch.arange(n - 1, -1, -max(1, n // CHECKED_ROWS), device=output.device).flip(0)
-        self.seen |= {"rows": rows, "scores": output[0, :, rows], "heads": output.shape[1]}
+        self.seen |= {"rows": rows, "scores": output[0, :, rows]}  # a copy, from before the user's edits
 
-    def _finish(self, response: Tensor, before: Tensor | None) -> None:
+    def _keep_response(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        self.seen["before"] = output.clone()  # many hooks edit in place
+
+    def _finish(self, module: nn.Module, inputs: Any, output: Float[Tensor, "batch n heads_d_v"]) -> None:
         seen, self.seen = self.seen, {}
-        call = self._call(seen, response, replaced=_changed_heads(before, response, seen["heads"]))
-        self._require_scores(call, seen["rows"], seen["scores"])
-        self.on_layer(call)
+        call = self.from_registry.pop(self.layer, None)
+        call = self._call(seen, output) if call is None else replace(call, response=output)
+        if "scores" in seen:
+            require_scores(call, seen["rows"], seen["scores"], type(self.attention).__name__)
+        if "before" in seen:
+            changed = (seen["before"] != output).flatten(0, 1).unflatten(-1, (call.queries.shape[1], -1))
+            call = replace(call, replaced=tuple(changed.any(-1).any(0).nonzero().flatten().tolist()))
+        self.on_layer(replace(call, projection=original(self.attention.o)))
 
-    def _call(self, seen: dict[str, Any], response: Tensor, replaced: tuple[int, ...]) -> AttentionCall:
-        from transformer_lens.model_bridge.generalized_components import JointQKVPositionEmbeddingsAttentionBridge
-
+    def _call(self, seen: dict[str, Any], response: Tensor) -> AttentionCall:
         at, inner = self.attention, self.attention.original_component
-        queries = _by_head(seen["queries"], heads=seen["heads"])
-        keys = _by_head(seen["keys"], width=queries.shape[-1])
-        values = _by_head(seen["values"], heads=keys.shape[1])
-        if isinstance(at, JointQKVPositionEmbeddingsAttentionBridge) and seen["queries from"] == "q.hook_out":
-            if "cos" in seen:  # it rotates without firing the hooks of the rotated queries and keys
-                queries, keys = at._apply_rotary_pos_emb(queries, keys, seen["cos"], seen["sin"])
-        scale = _scale(at, queries.shape[-1])
+        queries, keys, values = consumed(at, seen)
+        scale, sinks = scale_of(at, queries.shape[-1]), getattr(inner, "sinks", None)
         return AttentionCall(
             layer=self.layer,
             queries=queries,
             keys=keys,
             values=values,
-            mask=_mask(at, seen["arguments"], scale),
+            mask=mask_of(at, seen["arguments"], scale),
             causal=bool(at.is_causal),
             scale=scale,
             softcap=getattr(inner, "attn_logit_softcapping", None),
-            window=_window(inner, self.layer),
-            sinks=inner.sinks.detach() if isinstance(getattr(inner, "sinks", None), Tensor) else None,
+            window=window_of(at, self.layer),
+            sinks=sinks.detach() if isinstance(sinks, Tensor) else None,
             response=response,
-            projection=original(at.o),
+            projection=at.o,
             pattern=seen.get("pattern"),
-            replaced=replaced,
         )
 
-    def _require_scores(self, call: AttentionCall, rows: Tensor, scores: Float[Tensor, "heads rows n"]) -> None:
-        """The scores before the user's edits must follow from the captured queries and keys.
 
-        The certificate compares responses, so it says nothing of queries and keys where the strengths are given.
-        """
-        tokens = torch.zeros(scores.shape[-1], dtype=torch.long)
-        bare = replace(call, pattern=None, sinks=None)
-        one = trials(bare, 0, tokens, rows, torch.ones(len(rows)), scores.new_empty(0), 0)
-        seen = torch.softmax(scores.to(one.strengths.dtype), dim=-1)
-        off = torch.linalg.vector_norm(one.strengths - seen, dim=(1, 2)) / torch.linalg.vector_norm(seen, dim=(1, 2))
-        if not bool((off <= certificate.tolerance(call.keys.dtype)).all()):
-            kind = type(self.attention).__name__
-            raise UserError(
-                f"layer {self.layer}: the scores of {kind} do not follow from the queries and keys that its hooks show "
-                f"(head {int(off.argmax())}: {float(off.max()):.1e}); this bridge cannot be measured, but perhaps the "
-                "Hugging Face model can"
-            )
+def require_scores(
+    call: AttentionCall, rows: Int[Tensor, "rows"], seen: Float[Tensor, "heads rows n"], component: str
+) -> None:
+    """Stop where the first sequence's scores, from before the user's edits, do not follow from queries and keys.
 
+    The certificate compares responses: where the pattern is given it says nothing of queries and keys. Differences are
+    relative to the largest score of a head, or to 1 where that is less.
 
-def _point(attention: nn.Module, name: str) -> nn.Module | None:
-    """A hook point by its path, where the component has it itself (and not through the module that it wraps)."""
-    found: nn.Module | None = attention
-    for part in name.split("."):
-        found = None if found is None else found._modules.get(part)
-    return found
+    Args:
+        call: the layer's.
+        rows: positions of the rows.
+        seen: the scores that the component computed there.
+        component: its class, named in the message.
 
-
-def _has_hooks(point: nn.Module) -> bool:
-    return bool(point._forward_hooks or point._forward_pre_hooks)
-
-
-def _on_response(attention: Any, finish: Callable[[Tensor, Tensor | None], None], hooks: ExitStack) -> None:
-    """Call `finish` with what enters the output projection, and with what it was before the user's hooks on hook_z."""
-    point = attention.o.hook_in
-    before: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        before[:] = [output.clone()]  # many hooks edit in place
-
-    def end(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        finish(output, before.pop() if before else None)
-
-    if _has_hooks(point):
-        hooks.callback(point.register_forward_hook(keep, prepend=True).remove)
-    hooks.callback(point.register_forward_hook(end).remove)
+    Raises:
+        UserError: naming the layer and the worst head.
+    """
+    bias = score_bias(call, 0, rows, seen.shape[-1])
+    keys = call.keys[0].to(bias.dtype).repeat_interleave(seen.shape[0] // call.keys.shape[1], dim=0)
+    rebuilt = call.queries[0][:, rows].to(bias.dtype) @ keys.mT * call.scale
+    if call.softcap is not None:
+        rebuilt = call.softcap * torch.tanh(rebuilt / call.softcap)
+    rebuilt = rebuilt + bias
+    visible, shown = rebuilt > float("-inf"), seen > torch.finfo(seen.dtype).min / 2
+    off = torch.where(visible & shown, (rebuilt - seen).abs(), torch.where(visible == shown, 0.0, float("inf")))
+    off = off.amax((1, 2)) / rebuilt.where(visible, 0.0).abs().amax((1, 2)).clamp_min(1)
+    if not bool((off <= certificate.tolerance(call.keys.dtype)).all()):
+        raise UserError(
+            f"layer {call.layer} head {int(off.argmax())}: the scores of {component} do not follow from the queries and "
+            f"keys that its hooks show (they differ by {float(off.max()):.1e}); this TransformerBridge cannot be "
+            "measured, but perhaps the Hugging Face model that it was made from can"
+        )
 
 
-def _changed_heads(
-    before: Float[Tensor, "batch n heads_d_v"] | None, after: Float[Tensor, "batch n heads_d_v"], heads: int
-) -> tuple[int, ...]:
-    """Heads whose response the user's hooks changed."""
-    if before is None:
-        return ()
-    changed = (before != after).flatten(0, 1).unflatten(-1, (heads, -1)).any(-1).any(0)
-    return tuple(changed.nonzero().flatten().tolist())
-
-
-def _by_head(tensor: Tensor, *, heads: int | None = None, width: int | None = None) -> Float[Tensor, "batch heads n d"]:
-    """Heads side by side in the last dimension, given their number or width, as a dimension of their own."""
-    if tensor.ndim == 4:
-        return tensor
-    heads = tensor.shape[-1] // width if heads is None and width is not None else heads
-    return tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def _scale(attention: AttentionBridge, d_k: int) -> float:
-    """Factor of `q.k`, as the component's forward computes it: not always that of the module it wraps."""
-    from transformer_lens.model_bridge import JointQKVAttentionBridge
-
-    inner = attention.original_component
-    if isinstance(attention, JointQKVAttentionBridge):
-        scale = getattr(attention, "_softmax_scale", None) or d_k**-0.5
-        by_layer = getattr(attention.config, "scale_attn_by_inverse_layer_idx", False)
-        return scale / (attention._layer_idx + 1) if by_layer and attention._layer_idx is not None else scale
-    given = (getattr(inner, name, None) for name in ("scaling", "softmax_scale"))
-    return next((float(scale) for scale in given if scale is not None), d_k**-0.5)
-
-
-def _mask(attention: AttentionBridge, arguments: dict[str, Any], scale: float) -> Tensor | None:
-    """What is added to the scores, from the arguments that the component was called with; None is causal."""
-    kind = type(attention).__name__
-    mask = arguments.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.ndim != 4:
-        mask = None
-    if mask is not None and mask.dtype == torch.bool and kind == "MPTALiBiAttentionBridge":
-        mask = ~mask  # MPT's marks the hidden positions
-    by_distance = arguments.get("alibi")
-    if by_distance is not None and mask is not None:
-        by_distance = by_distance.view(len(mask), -1, 1, mask.shape[-1])
-        by_distance = by_distance * scale if kind == "ALiBiJointQKVAttentionBridge" else by_distance
-    elif arguments.get("position_bias") is not None and mask is not None:
-        by_distance = arguments["position_bias"][None, :, :, -mask.shape[-1] :]
-    if by_distance is None or mask is None:
-        return mask
-    return torch.where(mask, by_distance, float("-inf")) if mask.dtype == torch.bool else mask + by_distance
-
-
-def _window(inner: nn.Module, layer: int) -> int | None:
-    """How many positions a test sees at most, from the wrapped module or its configuration."""
-    if hasattr(inner, "sliding_window"):
-        return inner.sliding_window
-    config = getattr(inner, "config", None)
-    kinds = getattr(config, "layer_types", None)
-    if kinds and kinds[layer] != "sliding_attention":
-        return None
-    return getattr(config, "sliding_window", None)
+def _forget(module: Any, inputs: Any, output: Any) -> None:
+    """Some components keep their pattern until the next pass: n x n numbers a head, of every layer at once."""
+    if getattr(module, "_pattern", None) is not None:
+        module._pattern = None

@@ -41,8 +41,8 @@ def draw(picture: Picture, ax: Axes | None = None) -> Axes:
 
 def _size(picture: Picture) -> tuple[float, float]:
     if any(isinstance(mark, Cells) for mark in picture.marks):
-        wide, tall = 0.3 * len(picture.x.names) + 2.0, 0.25 * len(picture.y.names) + 1.0
-        return (min(max(3.5, wide), 12.0), min(max(2.6, tall), 9.0))
+        wide, tall = 0.3 * len(picture.x.names) + 2.0, 0.25 * len(picture.y.names) + 1.6
+        return (min(max(6.0, wide), 12.0), min(max(3.0, tall), 9.0))
     if picture.y.scale == "names":
         return (6.0, 0.9 + 0.4 * len(picture.y.names))
     return (6.0, 3.6)
@@ -106,18 +106,12 @@ def _draw_points(ax: Axes, mark: Points, colour: str) -> None:
 def _draw_rule(ax: Axes, mark: Rule, style: dict[str, Any]) -> None:
     if mark.axis == "x":
         ax.axvline(mark.at, **style)
-        where: dict[str, Any] = {
-            "xy": (mark.at, 1.0),
-            "xycoords": ("data", "axes fraction"),
-            "va": "top",
-            "ha": "right",
-        }
-        where["rotation"] = 90
+        row = sum(text.get_gid() == "rule" for text in ax.texts) % 2  # neighbours on two lines above the axes
+        where: dict[str, Any] = {"xy": (mark.at, 1.0), "xycoords": ("data", "axes fraction"), "gid": "rule"}
+        where |= {"xytext": (0, 2 + 11 * row), "textcoords": "offset points", "va": "bottom", "ha": "center"}
     else:
         ax.axhline(mark.at, **style)
-        low = mark.end == "low"
-        where = {"xy": (0.01 if low else 1.0, mark.at), "xycoords": ("axes fraction", "data"), "va": "bottom"}
-        where["ha"] = "left" if low else "right"
+        where = {"xy": (1.01, mark.at), "xycoords": ("axes fraction", "data"), "va": "center", "ha": "left"}
     if mark.label:
         ax.annotate(_mathtext(mark.label), color=style["color"], fontsize="small", **where)
 
@@ -133,20 +127,28 @@ def _draw_cells(ax: Axes, mark: Cells) -> None:
     cells.set_array(np.ma.masked_invalid(mark.value))
     ax.add_collection(cells)
     for x, y, value, regime in zip(mark.column, mark.row, mark.value, mark.regime, strict=True):
-        width, dashed = OUTLINES.get(regime, (1.0, True))
         if not np.isfinite(value):
             ax.text(x, y, "–", ha="center", va="center")
-        elif width:
+        elif OUTLINES.get(regime, (1.0, True))[0]:
             dark = np.log(value / low) / np.log(high / low) < 0.55
-            frame = Rectangle((x - 0.38, y - 0.38), 0.76, 0.76, fill=False, linewidth=width, label="_regime")
-            frame.set(edgecolor="white" if dark else "black", linestyle=":" if dashed else "-")
+            frame = Rectangle((x - 0.38, y - 0.38), 0.76, 0.76, fill=False, label="_regime", **_frame(regime))
+            frame.set_edgecolor("white" if dark else "black")
             ax.add_patch(frame)
-    ax.set_aspect("auto")
+    present = [r for r in OUTLINES if r in mark.regime and r != "undefined"]
+    key = [Rectangle((0, 0), 1, 1, facecolor="none", edgecolor="black", label=r, **_frame(r)) for r in present]
+    if key:
+        below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.14), "ncols": min(len(key), 3)}
+        ax.legend(handles=key, frameon=False, fontsize="small", **below)
     assert ax.figure is not None
     bar = ax.figure.colorbar(cells, ax=ax, label=_mathtext(mark.label))
     bar.ax.axhline(1.0, color="white", linewidth=2)
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     bar.ax.yaxis.set_minor_formatter("")
+
+
+def _frame(regime: str) -> dict[str, Any]:
+    width, dashed = OUTLINES.get(regime, (1.0, True))
+    return {"linewidth": width, "linestyle": ":" if dashed else "-"}
 
 
 def _mathtext(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
@@ -18,6 +19,7 @@ from pavinterp.report.page import render, typeset
 from pavinterp.report.passage import example
 
 WIDTH = 340.0  # pixels: three a row on a desktop, one on a phone
+DRAWN = 500  # tests drawn as dots: more would make a page of dots, and a report of a thousand heads too large
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ def _panels(
 ) -> list[Panel]:
     sequences = tests["sequence"].nunique() if len(tests) else 0
     of_tests = f"{len(tests):,} tests of {sequences} sequence{'' if sequences == 1 else 's'}"
+    drawn = tests if len(tests) <= DRAWN else tests.iloc[np.linspace(0, len(tests) - 1, DRAWN).astype(int)]
     ends = [horizon(row[name], context) for name in ("horizon_worst", "horizon_average")]
     shared = f" Shared by {', '.join(siblings)}: count it once." if 1 < len(siblings) <= 8 else ""
     if len(siblings) > 8:
@@ -174,14 +177,14 @@ def _panels(
         ),
         _panel(
             "Load and context",
-            one_head.load_position(tests, row),
-            f"The fit has load_growth as its slope. Horizon, where it crosses N_worst: {ends[0]}; N_avg: {ends[1]} "
+            one_head.load_position(drawn, row),
+            f"{_of(drawn, tests)}The fit has load_growth as its slope. Horizon, where it crosses N_worst: {ends[0]}; N_avg: {ends[1]} "
             "(positions).",
         ),
         _panel(
             "Fidelity and load",
-            one_head.fidelity_load(tests, row),
-            "Curves: f² = 1 / (1 + (N − 1) / d_eff), the mean of a linear memory that holds N random associations. "
+            one_head.fidelity_load(drawn, row),
+            f"{_of(drawn, tests)}Curves: f² = 1 / (1 + (N − 1) / d_eff), the mean of a linear memory that holds N random associations. "
             "Tests above a curve retrieve more purely than that.",
         ),
         _panel(
@@ -196,6 +199,10 @@ def _panels(
             "tokens.",
         ),
     ]
+
+
+def _of(drawn: pd.DataFrame, tests: pd.DataFrame) -> str:
+    return "" if len(drawn) == len(tests) else f"{len(drawn):,} of {len(tests):,} tests are drawn. "
 
 
 def _panel(title: str, picture: Picture, caption: str) -> Panel:

@@ -6,8 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from tests import real_models
+import real_models
 
 
 @pytest.fixture

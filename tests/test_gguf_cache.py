@@ -8,14 +8,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import tiny
 import torch
+from real_models import real_model
 from transformers import LlamaForCausalLM
 
 from pavinterp import gguf_cache
 from pavinterp.errors import UserError
 from pavinterp.models import load
-from tests import tiny
-from tests.real_models import real_model
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Model
 
 from pavinterp.errors import UserError
 from pavinterp.models import load
-from tests import tiny
 
 
 @pytest.fixture

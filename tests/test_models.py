@@ -12,6 +12,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import tiny
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 from transformers.utils import logging
@@ -19,7 +20,6 @@ from transformers.utils import logging
 import pavinterp
 from pavinterp import models
 from pavinterp.models import check_finite, fingerprint, load, untouched
-from tests import tiny
 
 
 @pytest.fixture

@@ -57,16 +57,19 @@ def examples(
             index = torch.from_numpy(positions).to(tokens.device)
             weight = torch.from_numpy(weights).to(tokens.device, dtype)
             one = trials(call, 0, tokens, index, weight, write_factor(w_o, dtype), seed)
-            gain = unembed.gain_after(call.layer)
+            numbers = Load()(one)
             for head in range(one.heads):
-                chosen = _of_head(one, head, w_o[head].to(dtype), unembed, gain, strings)
+                chosen = _of_head(one, head, w_o[head].to(dtype), strings, numbers)
                 for example in chosen:
                     example |= {"sequence": i, "document": stimuli.document_names[int(stimuli.document[i])]}
                 found.setdefault((call.layer, head), []).extend(chosen)
 
         with capture_for(handle, on_layer, layers):
             forward(handle, tokens[None])
-    return [example for key in sorted(found) for example in _best(found[key])]
+    chosen = {key: _best(found[key]) for key in sorted(found)}
+    for layer in sorted({layer for layer, _ in chosen}):
+        unembed.decode(layer, [e for key, examples in chosen.items() if key[0] == layer for e in examples])
+    return [example for examples in chosen.values() for example in examples]
 
 
 def _best(candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -79,11 +82,9 @@ def _of_head(
     one: Trials,
     head: int,
     w_o: Float[Tensor, "d_v width"],
-    unembed: Unembedding,
-    gain: Tensor | None,
     strings: list[str],
+    numbers: dict[str, Tensor],
 ) -> list[dict[str, Any]]:
-    numbers = _load_numbers(one)
     load, norm = numbers["effective_load"][head], numbers["response_norm"][head]
     eligible = torch.isfinite(load) & (one.tests >= 8)  # a test needs a little text before it to be read
     if not bool(eligible.any()):
@@ -98,14 +99,7 @@ def _of_head(
     middle = load[eligible].median()
     typical = int(torch.where(eligible, (load.log() - middle.log()).abs(), float("inf")).argmin())
     chosen.append((typical, "typical load"))
-    return [_example(one, head, t, why, w_o, unembed, gain, strings, numbers) for t, why in chosen]
-
-
-def _load_numbers(one: Trials) -> dict[str, Tensor]:
-    cached = one.__dict__.get("_load_numbers")
-    if cached is None:
-        cached = one.__dict__["_load_numbers"] = Load()(one)
-    return cached
+    return [_example(one, head, t, why, w_o, strings, numbers) for t, why in chosen]
 
 
 def _example(
@@ -114,18 +108,16 @@ def _example(
     t: int,
     why: str,
     w_o: Float[Tensor, "d_v width"],
-    unembed: Unembedding,
-    gain: Tensor | None,
     strings: list[str],
     numbers: dict[str, Tensor],
 ) -> dict[str, Any]:
+    """One example; its USs are still the writes themselves, to be decoded with the rest of the layer's."""
     position = int(one.tests[t])
     contribution = one.contributions[head, t]
     share = contribution / contribution.sum()
     top = torch.topk(share[: position + 1], min(ASSOCIATIONS, position + 1)).indices
     top = top[share[top] > 0.005]
-    us = one.values[head // one.group, top] @ w_o
-    promotes, suppresses = unembed.decode(us, gain)
+    writes = one.values[head // one.group, top] @ w_o
     start = max(0, position - WINDOW)
     return {
         "layer": one.layer,
@@ -146,8 +138,7 @@ def _example(
                 "after": "".join(strings[j + 1 : j + 1 + AROUND]),
                 "strength": float(one.strengths[head, t, j]),
                 "share": float(share[j]),
-                "promotes": promotes[i],
-                "suppresses": suppresses[i],
+                "write": writes[i],
             }
             for i, j in enumerate(top.tolist())
         ],
@@ -172,8 +163,9 @@ class Unembedding:
 
     def __init__(self, handle: ModelHandle) -> None:
         self.handle = handle
-        head = handle.model.get_output_embeddings()
-        self.weight: Tensor | None = None if head is None else original(head).weight.detach()
+        head: Any = handle.model.get_output_embeddings()
+        weight: Any = None if head is None else original(head).weight
+        self.weight: Tensor | None = None if weight is None else weight.detach()
         self.norm = _find(handle.model.base_model, ("norm", "ln_f", "final_layernorm", "final_layer_norm"))
 
     def gain_after(self, layer: int) -> Tensor | None:
@@ -181,31 +173,42 @@ class Unembedding:
         blocks = _find(self.handle.model.base_model, ("layers", "h", "blocks"))
         if not isinstance(blocks, nn.ModuleList):
             return None
-        block = original(blocks[layer])
+        block: Any = original(blocks[layer])
         if not (hasattr(block, "pre_feedforward_layernorm") or hasattr(block, "post_feedforward_layernorm")):
             return None  # elsewhere `post_attention_layernorm` is the next block's input norm: not on the write
-        norm: Any = original(block.post_attention_layernorm)
+        norm = original(block.post_attention_layernorm)
         return norm_gain(norm, self.handle.model.config.get_text_config().hidden_size)[0]
 
-    def decode(self, writes: Float[Tensor, "m width"], gain: Tensor | None) -> tuple[list[list[str]], list[list[str]]]:
-        """Tokens that each write promotes and suppresses most, strongest first."""
+    def decode(self, layer: int, examples: list[dict[str, Any]]) -> None:
+        """Put, in place of each association's write, the tokens it promotes and suppresses most, strongest first."""
+        associations = [association for example in examples for association in example["associations"]]
+        up, down = self.tokens(layer, [association.pop("write") for association in associations])
+        for association, promotes, suppresses in zip(associations, up, down, strict=True):
+            association |= {"promotes": promotes, "suppresses": suppresses}
+
+    def tokens(self, layer: int, rows: list[Float[Tensor, "width"]]) -> tuple[list[list[str]], list[list[str]]]:
+        """Tokens that writes of a layer's attention promote and suppress; none without a vocabulary."""
         tokenizer = self.handle.tokenizer
-        if self.weight is None or tokenizer is None or len(writes) == 0:
-            return [[] for _ in writes], [[] for _ in writes]
+        if self.weight is None or tokenizer is None or not rows:
+            return [[] for _ in rows], [[] for _ in rows]
+        writes = torch.stack(rows)
+        gain = self.gain_after(layer)
         if gain is not None:
             writes = writes * gain.to(writes.dtype)
         if self.norm is not None:
             final, centres = norm_gain(self.norm, writes.shape[-1])
             writes = writes - writes.mean(-1, keepdim=True) if centres else writes
             writes = writes * final.to(writes.dtype)
-        logits = writes @ self.weight.to(writes.dtype).T
-        logits = logits[:, : len(tokenizer)]  # embeddings are often padded beyond the vocabulary
-        up, down = logits.topk(PROMOTED).indices, (-logits).topk(PROMOTED).indices
+        up, down = [], []
+        for part in writes.split(64):  # 64 rows of logits at a time
+            logits = (part @ self.weight.to(part.dtype).T)[:, : len(tokenizer)]  # embeddings are often padded
+            up.append(logits.topk(PROMOTED).indices)
+            down.append((-logits).topk(PROMOTED).indices)
+        return self._strings(torch.cat(up)), self._strings(torch.cat(down))
 
-        def strings(ids: Tensor) -> list[list[str]]:
-            return [token_strings(self.handle, row) for row in ids.cpu().numpy()]
-
-        return strings(up), strings(down)
+    def _strings(self, ids: Tensor) -> list[list[str]]:
+        flat = token_strings(self.handle, ids.flatten().cpu().numpy())
+        return [flat[i : i + PROMOTED] for i in range(0, len(flat), PROMOTED)]
 
 
 def norm_gain(norm: nn.Module, width: int) -> tuple[Float[Tensor, "width"], bool]:

@@ -29,6 +29,7 @@ from pavinterp.options import (
     Model,
     Out,
     Overwrite,
+    Pages,
     Quiet,
     Revision,
     Seed,
@@ -86,7 +87,7 @@ def _options(
     pass
 
 
-def _measuring(pages: bool) -> Callable[..., None]:
+def _measuring(with_pages: bool) -> Callable[..., None]:
     """The function behind `report` (with pages) and `measure` (tables only): the same options, the same steps."""
 
     def command(
@@ -98,6 +99,7 @@ def _measuring(pages: bool) -> Callable[..., None]:
         bos: Bos = "auto",
         tests: Tests = "64",
         layers: Layers = None,
+        pages: Pages = None,
         batch: Batch = None,
         capture: Capture = "auto",
         device: Device = "auto",
@@ -113,7 +115,7 @@ def _measuring(pages: bool) -> Callable[..., None]:
         from pavinterp.output import check_folder
         from pavinterp.progress import progress_to
 
-        number_of_tests, chosen_layers = parse_tests(tests), parse_layers(layers)
+        number_of_tests, chosen_layers, paged = parse_tests(tests), parse_layers(layers), parse_layers(pages, "--pages")
         where = os.path.join("reports", name_of(model)) if out is None else out
         check_folder(where, overwrite)  # before the work, not after it
         folder = Path(where)
@@ -140,16 +142,16 @@ def _measuring(pages: bool) -> Callable[..., None]:
                 batch=batch,
                 bos=bos,
                 capture=capture,
-                examples=pages,
+                examples=with_pages,
                 progress=progress,
                 command=ctx.obj["command"],
             )
             with progress.stage(f"writing {folder}"):
-                if pages:
-                    run.report(folder, overwrite=overwrite)
+                if with_pages:
+                    run.report(folder, overwrite=overwrite, pages=paged)
                 else:
                     run.save(folder, overwrite=overwrite)
-        page = folder / "index.html" if pages else None
+        page = folder / "index.html" if with_pages else None
         if as_json:
             terminal.print_json({"folder": folder.absolute(), "page": page and page.absolute(), **run.manifest})
             return

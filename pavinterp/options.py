@@ -40,6 +40,10 @@ Tests = Annotated[str, typer.Option(metavar="N|all", help="Positions of each seq
 Layers = Annotated[
     str | None, typer.Option(metavar="LIST", help="Layers to measure, such as 0,3,5-8; all if not given.")
 ]
+Pages = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Layers whose heads get a page of their own (report only); all if not given."),
+]
 Batch = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Sequences a forward pass; about 4,096 tokens if not given."),
@@ -77,7 +81,7 @@ def parse_tests(text: str) -> int | None:
     return int(text)
 
 
-def parse_layers(text: str | None) -> list[int] | None:
+def parse_layers(text: str | None, option: str = "--layers") -> list[int] | None:
     """`0,3,5-8` is [0, 3, 5, 6, 7, 8], increasing and each once; None is all layers.
 
     Raises:
@@ -89,7 +93,7 @@ def parse_layers(text: str | None) -> list[int] | None:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", part, re.ASCII)
         if not match or int(match[2] or match[1]) < int(match[1]):
-            raise UserError(f"--layers {text}: give layer numbers from 0 and ranges, such as 0,3,5-8")
+            raise UserError(f"{option} {text}: give layer numbers from 0 and ranges, such as 0,3,5-8")
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return sorted(found)
 

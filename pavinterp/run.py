@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ DEFAULT_CONTEXT = 1024
 DEFAULT_SEQUENCES = 64
 PROBE_SEQUENCES = 16  # of repeated random tokens
 PROBE_LENGTH = 257  # longest probe: BOS and two times 128 tokens
-KEPT_SEQUENCES = 16  # whose single tests the head pages show
+KEPT_SEQUENCES = 8  # whose single tests the head pages show
 BATCH_TOKENS = 4096  # tokens a forward pass where `batch` is not given
 
 Progress = Callable[[str, int, int], None]  # stage, sequences done, sequences in all
@@ -67,17 +67,22 @@ class Run:
             store.write(folder, self.records, self.heads(), self.details, self.manifest)
         return Path(path)
 
-    def report(self, path: str | Path, *, overwrite: bool = False) -> Path:
+    def report(self, path: str | Path, *, overwrite: bool = False, pages: Collection[int] | None = None) -> Path:
         """Write everything `save` writes and the pages; return the path of index.html.
+
+        `pages` are the layers whose heads get a page of their own; None is all.
 
         Raises:
             UserError: as for `save`.
         """
         from pavinterp.report import write as write_pages
 
+        unknown = set(pages or ()) - {info.layer for info in self.layers}
+        if unknown:
+            raise UserError(f"pages for layers {sorted(unknown)}: those layers were not measured; choose among them")
         with new_folder(Path(path), overwrite) as folder:
             store.write(folder, self.records, self.heads(), self.details, self.manifest)
-            write_pages(self, folder)
+            write_pages(self, folder, pages)
         return Path(path) / "index.html"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a TransformerBridge's attention components compute, where their hooks do not say it: heads, scale, mask, window."""
+"""What the attention components of a TransformerBridge compute, where their hooks do not say: heads, scale, mask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pavinterp.errors import UserError
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import AttentionBridge, TransformerBridge
 
-# Hook points of queries, keys and values on their way to the scores: what the last one to fire shows is what is consumed.
+# Hook points of queries, keys and values on their way to the scores: the last one to fire shows what is consumed.
 ON_THE_WAY = {
     "queries": ("q.hook_out", "hook_q_normed", "hook_rot_q", "hook_q"),
     "keys": ("k.hook_out", "hook_k_normed", "hook_rot_k", "hook_k"),
@@ -45,7 +45,7 @@ def attentions(bridge: TransformerBridge) -> dict[int, AttentionBridge]:
     return found
 
 
-def original(module: nn.Module) -> nn.Module:
+def original(module: Any) -> Any:
     """The Hugging Face module inside a bridge's component; any other module as it is."""
     inner = module._modules.get("_original_component")
     return module if inner is None else inner
@@ -91,9 +91,10 @@ def consumed(attention: AttentionBridge, seen: dict[str, Tensor]) -> tuple[Tenso
     """
     from transformer_lens.model_bridge.generalized_components import JointQKVPositionEmbeddingsAttentionBridge
 
+    config: Any = attention.config
     queries = seen["queries"]
     if queries.ndim == 3:
-        queries = queries.unflatten(-1, (int(attention.config.n_heads), -1)).transpose(1, 2)
+        queries = queries.unflatten(-1, (int(config.n_heads), -1)).transpose(1, 2)
     keys = seen["keys"]
     if keys.ndim == 3:
         keys = keys.unflatten(-1, (-1, queries.shape[-1])).transpose(1, 2)
@@ -110,7 +111,7 @@ def scale_of(attention: AttentionBridge, d_k: int) -> float:
     """Factor of `q.k` as the component's forward computes it, which is not always that of the module it wraps."""
     from transformer_lens.model_bridge import JointQKVAttentionBridge
 
-    inner = attention.original_component
+    inner = original(attention)
     if isinstance(attention, JointQKVAttentionBridge):
         scale = getattr(attention, "_softmax_scale", None) or d_k**-0.5
         by_layer = getattr(attention.config, "scale_attn_by_inverse_layer_idx", False)
@@ -123,7 +124,7 @@ def scale_of(attention: AttentionBridge, d_k: int) -> float:
 
 def mask_of(attention: AttentionBridge, arguments: dict[str, Any], scale: float) -> Tensor | None:
     """What is added to the scores (or True where visible), given what the component was called with; None is causal."""
-    kind, inner = type(attention).__name__, attention.original_component
+    kind, inner = type(attention).__name__, original(attention)
     mask = arguments.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 4:
         return None
@@ -131,7 +132,8 @@ def mask_of(attention: AttentionBridge, arguments: dict[str, Any], scale: float)
         mask = ~mask  # MPT's is True where hidden
     n = mask.shape[-1]
     if type(inner).__name__ == "GPTNeoSelfAttention":
-        return _with_bias(mask, torch.where(inner.bias[:, :, :n, :n], 0.0, float("-inf")))
+        visible: Any = inner.bias  # causal, and local in every other layer
+        return _with_bias(mask, torch.where(visible[:, :, :n, :n], 0.0, float("-inf")))
     if arguments.get("alibi") is not None:
         slopes = arguments["alibi"].view(len(mask), -1, 1, n)
         return _with_bias(mask, slopes * scale if kind == "ALiBiJointQKVAttentionBridge" else slopes)
@@ -146,10 +148,10 @@ def _with_bias(mask: Tensor, bias: Float[Tensor, "batch_or_1 heads n_or_1 n"]) -
 
 def window_of(attention: AttentionBridge, layer: int) -> int | None:
     """How many positions a test sees at most, from the wrapped module or its configuration."""
-    inner = attention.original_component
+    inner = original(attention)
     if hasattr(inner, "sliding_window"):
         return inner.sliding_window
-    config = getattr(inner, "config", None)
+    config: Any = getattr(inner, "config", None)
     if type(inner).__name__ == "GPTNeoSelfAttention":
         return config.window_size if config.attention_layers[layer] == "local" else None
     kinds = getattr(config, "layer_types", None)

@@ -78,7 +78,8 @@ def forward(bridge: TransformerBridge, tokens: Tensor) -> Float[Tensor, "batch n
     def stop(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         raise StopAtLayerException(inputs[0])  # the bridge's own way to end early: it returns what is handed over
 
-    handle = bridge.original_model.get_output_embeddings().register_forward_pre_hook(stop)
+    model: Any = bridge.original_model
+    handle = model.get_output_embeddings().register_forward_pre_hook(stop)
     try:
         return bridge(tokens, return_type=None, use_cache=False)
     finally:
@@ -158,7 +159,7 @@ class _Observer:
         self.on_layer(replace(call, projection=original(self.attention.o)))
 
     def _call(self, seen: dict[str, Any], response: Tensor) -> AttentionCall:
-        at, inner = self.attention, self.attention.original_component
+        at, inner = self.attention, original(self.attention)
         queries, keys, values = consumed(at, seen)
         scale, sinks = scale_of(at, queries.shape[-1]), getattr(inner, "sinks", None)
         return AttentionCall(
@@ -206,8 +207,8 @@ def require_scores(
     off = off.amax((1, 2)) / rebuilt.where(visible, 0.0).abs().amax((1, 2)).clamp_min(1)
     if not bool((off <= certificate.tolerance(call.keys.dtype)).all()):
         raise UserError(
-            f"layer {call.layer} head {int(off.argmax())}: the scores of {component} do not follow from the queries and "
-            f"keys that its hooks show (they differ by {float(off.max()):.1e}); this TransformerBridge cannot be "
+            f"layer {call.layer} head {int(off.argmax())}: the scores of {component} do not follow from the queries "
+            f"and keys that its hooks show (they differ by {float(off.max()):.1e}); this TransformerBridge cannot be "
             "measured, but perhaps the Hugging Face model that it was made from can"
         )
 

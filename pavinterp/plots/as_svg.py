@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from html import escape
 
-from pavinterp.plots.look import plain_style_sheet
+from pavinterp.plots.look import LIGHT, plain_style_sheet
 from pavinterp.plots.marks import Picture
 from pavinterp.plots.svg_marks import Link, draw
 from pavinterp.plots.svg_sheet import lay_out
+
+MARGIN = 12.0  # pixels around a picture that is a file of its own
 
 
 def svg(picture: Picture, width: float = 360.0, link: Link | None = None, *, alone: bool = False) -> str:
@@ -28,12 +30,15 @@ def svg(picture: Picture, width: float = 360.0, link: Link | None = None, *, alo
     else:
         for mark in picture.marks:
             draw(sheet, mark, link)
-    size = f'viewBox="0 0 {width:g} {sheet.height:g}" width="{width:g}" height="{sheet.height:g}"'
     label = escape(picture.description, quote=True)
     body = "".join(sheet.parts + sheet.last)
     if not alone:
+        size = f'viewBox="0 0 {width:g} {sheet.height:g}" width="{width:g}" height="{sheet.height:g}"'
         return f'<svg class="pic" role="img" aria-label="{label}" {size}>{body}</svg>'
+    wide, tall = width + 2 * MARGIN, sheet.height + 2 * MARGIN
+    size = f'viewBox="{-MARGIN:g} {-MARGIN:g} {wide:g} {tall:g}" width="{wide:g}" height="{tall:g}"'
+    paper = f'<rect x="{-MARGIN:g}" y="{-MARGIN:g}" width="{wide:g}" height="{tall:g}" fill="{LIGHT["paper"]}"/>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="pic" role="img" {size}><title>{label}</title>'
-        f'<style>{plain_style_sheet()}</style><rect width="100%" height="100%" fill="#ffffff"/>{body}</svg>\n'
+        f"<style>{plain_style_sheet()}</style>{paper}{body}</svg>\n"
     )

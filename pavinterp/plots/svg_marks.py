@@ -167,9 +167,8 @@ def _box(x: float, y: float, wide: float, tall: float) -> str:
 
 def _linked(shape: str, name: str, link: Link | None) -> str:
     """The shape, leading to the head's page; out of the tab order, as the table of heads leads there too."""
-    if not name or link is None:
-        return shape
-    return f'<a href="{escape(link(name), quote=True)}" tabindex="-1">{shape}</a>'
+    address = link(name) if name and link else ""
+    return f'<a href="{escape(address, quote=True)}" tabindex="-1">{shape}</a>' if address else shape
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,7 +30,7 @@ class Measured(Protocol):
     def heads(self) -> pd.DataFrame: ...
 
 
-def write(run: Measured, folder: str | Path) -> Path:
+def write(run: Measured, folder: str | Path, pages: Collection[int] | None = None) -> Path:
     """Write index.html, heads/*.html and figures/*.svg into an existing folder.
 
     Pages hold everything they need: style, script and pictures are inlined, and a policy in each forbids to load
@@ -38,6 +39,7 @@ def write(run: Measured, folder: str | Path) -> Path:
     Args:
         run: heads, details and manifest of a measurement.
         folder: where the pages go; beside the files that `run.save` writes.
+        pages: layers whose heads get a page of their own; None is all. The index shows every head in any case.
 
     Returns:
         Path of index.html.
@@ -49,8 +51,7 @@ def write(run: Measured, folder: str | Path) -> Path:
     folder = Path(folder)
     heads, details = run.heads(), run.details
     attrs = {str(name): value for name, value in heads.attrs.items()}
-    pages = folder / "heads"
-    pages.mkdir(exist_ok=True)
+    (folder / "heads").mkdir(exist_ok=True)
     names = [head_name(int(layer), int(head)) for layer, head in heads.index]
     tests = _groups(details.tests, ["layer", "head"])
     spectra = _groups(details.spectra, ["layer", "kv_head"])
@@ -62,7 +63,9 @@ def write(run: Measured, folder: str | Path) -> Path:
     siblings: dict[tuple[int, int], list[str]] = {}
     for key, name in zip(keys, names, strict=True):
         siblings.setdefault(key, []).append(name)
-    for i, (name, key) in enumerate(zip(names, keys, strict=True)):
+    paged = [i for i, layer in enumerate(layers) if pages is None or layer in pages]
+    for step, i in enumerate(paged):
+        name, key = names[i], keys[i]
         place = (int(heads.index[i][0]), int(heads.index[i][1]))
         page = head_page(
             heads.iloc[i],
@@ -70,14 +73,14 @@ def write(run: Measured, folder: str | Path) -> Path:
             spectrum=spectra.get(key, details.spectra.iloc[:0]),
             examples=examples.get(place, []),
             siblings=siblings[key],
-            before=names[i - 1] if i else None,
-            after=names[i + 1] if i + 1 < len(names) else None,
+            before=names[paged[step - 1]] if step else None,
+            after=names[paged[step + 1]] if step + 1 < len(paged) else None,
             of=len(names),
             attrs=attrs,
             manifest=run.manifest,
         )
-        (pages / f"{name}.html").write_text(page, encoding="utf-8")
-    return write_index(folder, heads, run.manifest)
+        (folder / "heads" / f"{name}.html").write_text(page, encoding="utf-8")
+    return write_index(folder, heads, run.manifest, frozenset(names[i] for i in paged))
 
 
 def _groups(frame: pd.DataFrame, by: list[str]) -> dict[tuple[int, int], pd.DataFrame]:

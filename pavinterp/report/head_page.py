@@ -178,14 +178,14 @@ def _panels(
         _panel(
             "Load and context",
             one_head.load_position(drawn, row),
-            f"{_of(drawn, tests)}The fit has load_growth as its slope. Horizon, where it crosses N_worst: {ends[0]}; N_avg: {ends[1]} "
-            "(positions).",
+            f"{_of(drawn, tests)}The fit has load_growth as its slope. Horizon, where it crosses N_worst: {ends[0]}; "
+            f"N_avg: {ends[1]} (positions).",
         ),
         _panel(
             "Fidelity and load",
             one_head.fidelity_load(drawn, row),
-            f"{_of(drawn, tests)}Curves: f² = 1 / (1 + (N − 1) / d_eff), the mean of a linear memory that holds N random associations. "
-            "Tests above a curve retrieve more purely than that.",
+            f"{_of(drawn, tests)}Curves: f² = 1 / (1 + (N − 1) / d_eff), the mean of a linear memory that holds N "
+            "random associations. Tests above a curve retrieve more purely than that.",
         ),
         _panel(
             "Spectrum of its CSs",

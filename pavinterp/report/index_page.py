@@ -28,8 +28,12 @@ FILES = {
 }
 
 
-def write_index(folder: Path, heads: pd.DataFrame, manifest: dict[str, Any]) -> Path:
-    """Write index.html and figures/*.svg; returns the page's path."""
+def write_index(folder: Path, heads: pd.DataFrame, manifest: dict[str, Any], paged: frozenset[str]) -> Path:
+    """Write index.html and figures/*.svg; returns the page's path. `paged` are the names of heads that have a page."""
+
+    def address(name: str) -> str:
+        return f"heads/{name}.html" if name in paged else ""
+
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     drawn = {}
@@ -55,6 +59,8 @@ def write_index(folder: Path, heads: pd.DataFrame, manifest: dict[str, Any]) -> 
         regimes=list(dict.fromkeys(heads["regime"])),
         reasons=head_rows.reasons(heads, context, heads.attrs.get("intervals", "")),
         picks=picks(heads),
+        address=address,
+        paged=len(paged),
         glossary=glossary(heads),
         intervals=heads.attrs.get("intervals", "") or manifest.get("intervals", ""),
         shared=shared_keys(heads),
@@ -66,11 +72,6 @@ def write_index(folder: Path, heads: pd.DataFrame, manifest: dict[str, Any]) -> 
     path = folder / "index.html"
     path.write_text(page, encoding="utf-8")
     return path
-
-
-def address(name: str) -> str:
-    """Of a head's page, from the index."""
-    return f"heads/{name}.html"
 
 
 def glossary(heads: pd.DataFrame) -> list[tuple[str, str, str]]:

@@ -69,7 +69,9 @@ BOTH_PATHS = {
 
 # Families whose attention never reaches transformers' registry.
 ONLY_HERE = {
-    "bloom": made("BloomForCausalLM", "BloomConfig", hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3, **SIZE),
+    "bloom": made(
+        "BloomForCausalLM", "BloomConfig", hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3, **SIZE
+    ),
     "mpt": made("MptForCausalLM", "MptConfig", d_model=32, n_layers=2, n_heads=4, max_seq_len=64, **SIZE),
     "falcon": made(
         "FalconForCausalLM", "FalconConfig", hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=False,
@@ -112,7 +114,8 @@ def text_records(run):
 def hooks_of(bridge):
     modules = [*bridge.modules(), *bridge.original_model.modules()]
     return [
-        (list(m._forward_hooks.values()), list(m._forward_pre_hooks.values()), m.training) for m in dict.fromkeys(modules)
+        (list(m._forward_hooks.values()), list(m._forward_pre_hooks.values()), m.training)
+        for m in dict.fromkeys(modules)
     ]
 
 
@@ -134,7 +137,9 @@ def test_families_that_bypass_the_registry(family):
     assert run.manifest["certificate"]["largest"] <= 1e-5
     assert len(run.heads()) == 8
     assert run.heads()["window"].dropna().tolist() == ([8] * 4 if family == "gpt_neo" else [])
-    with pytest.raises(UserError, match=r"no attention layer could be captured by the path attention_interface.*--capture"):
+    with pytest.raises(
+        UserError, match=r"no attention layer could be captured by the path attention_interface.*--capture"
+    ):
         run_on(model)
 
 
@@ -259,7 +264,9 @@ def test_a_replaced_response_is_refused_by_name_but_other_layers_are_measured(br
         return z
 
     bridge.add_hook("blocks.0.attn.hook_z", ablate)
-    with pytest.raises(UserError, match=r"layer 0: a hook on hook_z replaces the response of heads \[3\].*hook_pattern"):
+    with pytest.raises(
+        UserError, match=r"layer 0: a hook on hook_z replaces the response of heads \[3\].*hook_pattern"
+    ):
         run_on(bridge)
     run = run_on(bridge, layers=[1])
     assert not np.allclose(text_records(run)["response_norm"], plain["response_norm"], rtol=1e-3)
@@ -311,7 +318,9 @@ def test_the_check_of_the_scores_bites(monkeypatch):
     bridge = bridge_of(tiny.llama())
     bridge.add_hook("blocks.1.attn.hook_pattern", lambda pattern, hook: None)
     monkeypatch.setitem(bridge_attention.ON_THE_WAY, "queries", ("q.hook_out", "hook_q"))
-    with pytest.raises(UserError, match=r"layer 0 head \d: the scores of PositionEmbeddingsAttentionBridge do not follow"):
+    with pytest.raises(
+        UserError, match=r"layer 0 head \d: the scores of PositionEmbeddingsAttentionBridge do not follow"
+    ):
         run_on(bridge)
     with (
         pytest.raises(UserError, match=r"layer 1 head \d: the scores"),
@@ -342,7 +351,10 @@ def test_a_bridge_around_a_copy_leaves_the_live_model_alone():
 
     def state():
         return (
-            [(n, type(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules()],
+            [
+                (n, type(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks))
+                for n, m in model.named_modules()
+            ],
             [(n, p.data_ptr(), p.requires_grad) for n, p in model.named_parameters()],
             [n for n, _ in model.named_buffers()],
             (model.config.to_json_string(), model.config._attn_implementation),

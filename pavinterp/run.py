@@ -37,7 +37,7 @@ BATCH_TOKENS = 4096  # tokens a forward pass where `batch` is not given
 Progress = Callable[[str, int, int], None]  # stage, sequences done, sequences in all
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """What a measurement gave.
 
@@ -52,6 +52,13 @@ class Run:
     layers: list[LayerInfo]
     details: store.Details
     manifest: dict[str, Any]
+
+    def __repr__(self) -> str:
+        model, text = self.manifest["model"], self.manifest["corpus"]
+        return (
+            f"Run({model['name']}: {model['heads']} heads in {model['layers']} layers, {text['sequences']} sequences of "
+            f"{text['context']} tokens; .heads(), .report(path), .records, .details, .manifest)"
+        )
 
     def heads(self) -> pd.DataFrame:
         """One row per layer x head with 95 % intervals (see `pavinterp.tables.heads_table`)."""
@@ -193,6 +200,10 @@ def measure(
         "capture": capture,
     }
     manifest = describe_run(handle, shapes, measured, stimuli, probe, records, arguments, command)
+    if sequences is not None and sequences > len(stimuli.tokens):
+        manifest["notes"].append(
+            f"{sequences} sequences were asked for; the text has {len(stimuli.tokens)} of {arguments['context']} tokens."
+        )
     manifest["certificate"] = {
         "tolerance": certificate.tolerance(handle.dtype),
         "largest": max(max(row) for row in residuals.values()),

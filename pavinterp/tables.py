@@ -26,18 +26,22 @@ DERIVED = {
     "window": ("positions", "Longest context a test can see; missing where every earlier position is visible."),
     "capacity_worst": (
         "associations",
-        "Worst-case, error-free capacity of a linear memory with isotropic CSs, O(sqrt(d_k)).",
+        "What a linear memory with isotropic CSs holds free of error in the worst case, O(sqrt(d_k)): "
+        "1 + (1/2) / E|cos| with E|cos| = Gamma(d_k/2) / (sqrt(pi) Gamma((d_k+1)/2)).",
     ),
     "capacity_average": (
         "associations",
-        "Average-case capacity of a linear memory with isotropic CSs at signal-to-noise 1, O(d_k).",
+        "What a linear memory with isotropic CSs holds on average at signal-to-noise 1, O(d_k): 1 + d_k.",
     ),
     "utilisation_worst": ("ratio", "effective_load / capacity_worst."),
     "utilisation_average": ("ratio", "effective_load / capacity_average."),
-    "horizon_worst": ("positions", "Context at which the fitted load crosses capacity_worst; inf where it never does."),
+    "horizon_worst": (
+        "positions",
+        "Context at which the fitted line of load_growth crosses capacity_worst; inf where it never does.",
+    ),
     "horizon_average": (
         "positions",
-        "Context at which the fitted load crosses capacity_average; inf where it never does.",
+        "Context at which the fitted line of load_growth crosses capacity_average; inf where it never does.",
     ),
     "regime": (
         "label",
@@ -113,7 +117,8 @@ def interval_words(unit: str, number: int) -> str:
             f"{FEWEST_CLUSTERS} give intervals that are too narrow."
         )
     why = " (the text is one document)" if unit == "sequences" else ""
-    return f"95 % percentile intervals of a bootstrap over {number} {unit}{why}, {DRAWS:,} draws."
+    few = " With so few to resample they are somewhat too narrow." if number < 30 else ""
+    return f"95 % percentile intervals of a bootstrap over {number} {unit}{why}, {DRAWS:,} draws.{few}"
 
 
 def bootstrap(

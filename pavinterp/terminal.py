@@ -96,11 +96,9 @@ def run_lines(manifest: dict[str, Any], heads: pd.DataFrame) -> list[str]:
 def print_verification(result: dict[str, Any]) -> None:
     """Whether a model can be measured, then one line a layer."""
     answer = "can be measured" if result["passed"] else "cannot be measured exactly"
-    future = "changes nothing" if result["future_safe"] else "CHANGES EARLIER POSITIONS"
+    future = "later tokens change nothing earlier" if result["future_safe"] else "LATER TOKENS CHANGE EARLIER POSITIONS"
     print(f"{result['model']} ({result['architecture']}, {result['dtype']}): {answer}, by {result['path']}")
-    print(
-        f"largest relative residual {result['largest']:.1e}, tolerance {result['tolerance']:.0e}; the future {future}"
-    )
+    print(f"largest relative residual {result['largest']:.1e}, tolerance {result['tolerance']:.0e}; {future}")
     head = ("layer", "heads", "kv_heads", "d_k", "d_v", "window", "residual")
     print("".join(f"{name:>10}" for name in head))
     for row in result["layers"]:

@@ -37,7 +37,7 @@ def load_of_test(a, v, w_o, d_k):
         "effective_load": effective,
         "interference_load": 1 + d_k * float(interference @ interference) / float(signal @ signal),
         "fidelity": fidelity,
-        "retrieval_error": float(fidelity**2 < 0.5),
+        "retrieval_error": float(not (fidelity > 0 and fidelity**2 >= 0.5)),
         "top_strength": max(a),
         "response_norm": math.sqrt(float(response @ response)),
     }

@@ -22,7 +22,11 @@ class Coherence:
         Column("coherence", "cosine, 0 to 1", "E|cos| between different centred CSs."),
         Column("own_capacity_worst", "associations", "Worst-case capacity of the head's own CSs, 1 + (1/2) / E|cos|."),
         Column("own_capacity_average", "associations", "Average-case capacity of the head's own CSs, 1 + d_eff."),
-        Column("d_eff_query", "dimensions", "Effective dimension of the centred CSs in the query metric E[q q^T]."),
+        Column(
+            "d_eff_query",
+            "dimensions",
+            "The same in the inner product k^T E[q q^T] k' of the head's own queries (the query metric).",
+        ),
     )
 
     def __call__(self, trials: Trials) -> dict[str, Tensor]:

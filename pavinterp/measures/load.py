@@ -19,29 +19,48 @@ class Load:
         Column(
             "effective_load",
             "associations",
-            "Participation number of the contributions, (sum_j c_tj)^2 / sum_j c_tj^2 with c_tj = a_tj ||v_j W_O||: "
-            "how many associations a response is made of.",
+            "How many associations a response is made of: the participation number (sum_j c_tj)^2 / sum_j c_tj^2 of their "
+            "contributions c_tj = a_tj ||v_j W_O||, where a_tj is the associative strength (the attention weight).",
             "median",
         ),
-        Column("nominal_load", "associations", "Positions that a test can see.", "median"),
+        Column(
+            "nominal_load",
+            "associations",
+            "Positions that a test can see: the load if all contributed alike.",
+            "median",
+        ),
         Column(
             "interference_load",
             "associations",
             "1 + d_k ||interference||^2 / ||a_t* v_* W_O||^2: the random associations that a linear memory of the same "
-            "d_k would hold to show this much crosstalk.",
+            "d_k would hold to show this much crosstalk; it may exceed any context. * is the target, the association that "
+            "contributes most; the interference is the response without the target's part.",
             "median",
         ),
         Column(
             "fidelity",
             "cosine, -1 to 1",
-            "Cosine between the response and the target's US in the residual stream.",
+            "Cosine, in the residual stream, between the response and the US of the target (the association that "
+            "contributes most).",
             "median",
         ),
-        Column("retrieval_error", "fraction of tests", "Share of tests with fidelity^2 < 1/2.", "mean"),
-        Column("top_strength", "fraction, 0 to 1", "Largest associative strength of a test.", "median"),
+        Column(
+            "retrieval_error",
+            "fraction of tests",
+            "Share of tests that do not retrieve their target: fidelity below sqrt(1/2), so that less than half of the "
+            "response's power is the target's US, or it points the other way.",
+            "mean",
+        ),
+        Column(
+            "top_strength", "fraction, 0 to 1", "Largest associative strength (attention weight) of a test.", "median"
+        ),
         Column("response_norm", "residual-stream units", "||o_t W_O||, the size of the response.", "median"),
-        Column("load_growth", "log associations per log position", "Slope of log effective load on log position."),
-        Column("load_intercept", "log associations", "Intercept of the same fit (position counted from 1)."),
+        Column(
+            "load_growth",
+            "log associations per log position",
+            "Slope of a weighted least-squares line of log effective load on log position.",
+        ),
+        Column("load_intercept", "log associations", "Intercept of the same line (positions counted from 1)."),
     )
 
     def __call__(self, trials: Trials) -> dict[str, Tensor]:
@@ -57,7 +76,7 @@ class Load:
         fidelity = (response * us).sum(-1) / (response_norm * torch.linalg.vector_norm(us, dim=-1))
         fidelity = fidelity.clamp(-1.0, 1.0)
         growth, intercept = log_log_fit(trials.tests.to(total.dtype) + 1, effective, trials.weights)
-        error = torch.where(fidelity.isnan(), fidelity, (fidelity.square() < 0.5).to(fidelity.dtype))
+        error = torch.where(fidelity.isnan(), fidelity, (fidelity < 0.5**0.5).to(fidelity.dtype))
         return {
             "effective_load": effective,
             "nominal_load": trials.visible.expand_as(effective),

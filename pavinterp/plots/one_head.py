@@ -113,14 +113,15 @@ def fidelity_load(tests: pd.DataFrame, row: pd.Series) -> Picture:
     curves = [Line(x, expected_squared_fidelity(x, d_k), "theory", f"linear memory, isotropic CSs (d_k = {d_k:g})")]
     if np.isfinite(d_eff):
         curves.append(Line(x, expected_squared_fidelity(x, d_eff), "own", f"its own CSs (d_eff = {number(d_eff)})"))
-    below = float((fidelity**2 < 0.5).mean()) if len(fidelity) else np.nan
+    squared = np.clip(fidelity, 0.0, None) ** 2  # a response that points away from its target does not retrieve it
+    below = float((squared < 0.5).mean()) if len(fidelity) else np.nan
     return Picture(
         "fidelity_load",
         f"Squared retrieval fidelity against effective load; {number(100 * below)} % of the drawn tests below 1/2.",
         Axis("effective load (associations)", "log", low, high),
-        Axis("squared fidelity f²", "linear", 0.0, 1.02),
+        Axis("squared fidelity f² (0 where f < 0)", "linear", 0.0, 1.02),
         (
-            Points(load, fidelity**2, "data", f"{len(load):,} tests"),
+            Points(load, squared, "data", f"{len(load):,} tests"),
             Line(np.array([low, high]), np.array([0.5, 0.5]), "threshold", "retrieval error below"),
             *curves,
         ),

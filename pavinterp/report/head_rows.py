@@ -24,6 +24,7 @@ COLUMNS = (
     Column("regime", "regime", "text"),
     Column("effective_load", "load", "1"),
     Column("effective_load", "95 % interval", "interval"),
+    Column("nominal_load", "visible", "0"),
     Column("utilisation_worst", "load / N_worst"),
     Column("utilisation_average", "load / N_avg"),
     Column("fidelity", "fidelity"),

@@ -56,8 +56,8 @@ class Run:
     def __repr__(self) -> str:
         model, text = self.manifest["model"], self.manifest["corpus"]
         return (
-            f"Run({model['name']}: {model['heads']} heads in {model['layers']} layers, {text['sequences']} sequences of "
-            f"{text['context']} tokens; .heads(), .report(path), .records, .details, .manifest)"
+            f"Run({model['name']}: {model['heads']} heads in {model['layers']} layers, {text['sequences']} sequences "
+            f"of {text['context']} tokens; .heads(), .report(path), .records, .details, .manifest)"
         )
 
     def heads(self) -> pd.DataFrame:
@@ -202,7 +202,8 @@ def measure(
     manifest = describe_run(handle, shapes, measured, stimuli, probe, records, arguments, command)
     if sequences is not None and sequences > len(stimuli.tokens):
         manifest["notes"].append(
-            f"{sequences} sequences were asked for; the text has {len(stimuli.tokens)} of {arguments['context']} tokens."
+            f"{sequences} sequences were asked for; the text has {len(stimuli.tokens)} of {arguments['context']} "
+            "tokens."
         )
     manifest["certificate"] = {
         "tolerance": certificate.tolerance(handle.dtype),

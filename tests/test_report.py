@@ -237,7 +237,7 @@ def test_table_of_heads(run, folder):
     assert [regime for regime, _ in rows] == list(run.heads()["regime"])
     loads = [re.findall(r"<td.*?>(.*?)</td>", body)[2] for _, body in rows]
     assert loads == ["–" if math.isnan(x) else f"{x:.1f}" for x in run.heads()["effective_load"]]
-    horizons = [re.findall(r"<td.*?>(.*?)</td>", body)[10] for _, body in rows]
+    horizons = [re.findall(r"<td.*?>(.*?)</td>", body)[11] for _, body in rows]
     for shown, value in zip(horizons, run.heads()["horizon_worst"], strict=True):
         assert (shown == "∞") == math.isinf(value)
         assert (shown == "&gt; 10 × context") == (math.isfinite(value) and value > 5120)

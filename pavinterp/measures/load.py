@@ -19,8 +19,8 @@ class Load:
         Column(
             "effective_load",
             "associations",
-            "How many associations a response is made of: the participation number (sum_j c_tj)^2 / sum_j c_tj^2 of their "
-            "contributions c_tj = a_tj ||v_j W_O||, where a_tj is the associative strength (the attention weight).",
+            "How many associations a response is made of: the participation number (sum_j c_tj)^2 / sum_j c_tj^2 of "
+            "their contributions c_tj = a_tj ||v_j W_O||, where a_tj is the associative strength (attention weight).",
             "median",
         ),
         Column(
@@ -33,8 +33,8 @@ class Load:
             "interference_load",
             "associations",
             "1 + d_k ||interference||^2 / ||a_t* v_* W_O||^2: the random associations that a linear memory of the same "
-            "d_k would hold to show this much crosstalk; it may exceed any context. * is the target, the association that "
-            "contributes most; the interference is the response without the target's part.",
+            "d_k would hold to show this much crosstalk; it may exceed any context. * is the target, the association "
+            "that contributes most; the interference is the response without the target's part.",
             "median",
         ),
         Column(

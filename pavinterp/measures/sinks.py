@@ -17,8 +17,8 @@ class Sinks:
         Column(
             "sink_strength",
             "fraction, 0 to 1",
-            "Associative strength on the first position, plus the share of a learned sink logit where the model has one; mean "
-            "over tests.",
+            "Associative strength on the first position, plus the share of a learned sink logit where the model has "
+            "one; mean over tests.",
             "mean",
         ),
     )

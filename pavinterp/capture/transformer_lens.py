@@ -123,9 +123,9 @@ class _Observer:
         if not delegates(at):
             if has_hooks(at.hook_attn_scores) or has_hooks(at.hook_pattern):
                 handles.append(at.hook_pattern.register_forward_hook(self._keep("pattern")))
-            handles.append(at.hook_attn_scores.register_forward_hook(self._keep_scores, prepend=True))
+            handles.append(at.hook_attn_scores.register_forward_pre_hook(self._keep_scores, prepend=True))
         if has_hooks(response):
-            handles.append(response.register_forward_hook(self._keep_response, prepend=True))
+            handles.append(response.register_forward_pre_hook(self._keep_response, prepend=True))
         handles.append(response.register_forward_hook(self._finish))
         for handle in handles:
             hooks.callback(handle.remove)
@@ -139,13 +139,13 @@ class _Observer:
 
         return hook
 
-    def _keep_scores(self, module: nn.Module, inputs: Any, output: Float[Tensor, "batch heads n n"]) -> None:
-        n = output.shape[2]
-        rows = torch.arange(n - 1, -1, -max(1, n // CHECKED_ROWS), device=output.device).flip(0)
-        self.seen |= {"rows": rows, "scores": output[0, :, rows]}  # a copy, from before the user's edits
+    def _keep_scores(self, module: nn.Module, inputs: tuple[Float[Tensor, "batch heads n n"]]) -> None:
+        n = inputs[0].shape[2]
+        rows = torch.arange(n - 1, -1, -max(1, n // CHECKED_ROWS), device=inputs[0].device).flip(0)
+        self.seen |= {"rows": rows, "scores": inputs[0][0, :, rows]}  # a copy, from before the user's edits
 
-    def _keep_response(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        self.seen["before"] = output.clone()  # many hooks edit in place
+    def _keep_response(self, module: nn.Module, inputs: tuple[Tensor]) -> None:
+        self.seen["before"] = inputs[0].clone()  # many hooks edit in place
 
     def _finish(self, module: nn.Module, inputs: Any, output: Float[Tensor, "batch n heads_d_v"]) -> None:
         seen, self.seen = self.seen, {}

@@ -189,7 +189,8 @@ class Unembedding:
     def tokens(self, layer: int, rows: list[Float[Tensor, "width"]]) -> tuple[list[list[str]], list[list[str]]]:
         """Tokens that writes of a layer's attention promote and suppress; none without a vocabulary."""
         tokenizer = self.handle.tokenizer
-        if self.weight is None or tokenizer is None or not rows:
+        narrower = self.weight is not None and bool(rows) and self.weight.shape[1] != len(rows[0])  # OPT-350m projects
+        if self.weight is None or tokenizer is None or not rows or narrower:
             return [[] for _ in rows], [[] for _ in rows]
         writes = torch.stack(rows)
         gain = self.gain_after(layer)
@@ -198,7 +199,7 @@ class Unembedding:
         if self.norm is not None:
             final, centres = norm_gain(self.norm, writes.shape[-1])
             writes = writes - writes.mean(-1, keepdim=True) if centres else writes
-            writes = writes * final.to(writes.dtype)
+            writes = writes * final.to(writes)
         up, down = [], []
         for part in writes.split(64):  # 64 rows of logits at a time
             logits = (part @ self.weight.to(part.dtype).T)[:, : len(tokenizer)]  # embeddings are often padded
@@ -217,7 +218,7 @@ def norm_gain(norm: nn.Module, width: int) -> tuple[Float[Tensor, "width"], bool
     On a vector of alternating +1 and -1 (mean 0, variance 1) every LayerNorm and RMSNorm, however its
     weight is stored, gives gain * input + bias; on a constant vector one that centres gives its bias alone.
     """
-    parameter = next(norm.parameters())
+    parameter = next(norm.parameters(), torch.ones(()))  # some norms have none (OLMo)
     sign = torch.ones(width, dtype=parameter.dtype, device=parameter.device)
     ones = sign.clone()
     sign[1::2] = -1

@@ -12,9 +12,14 @@ import pavinterp as pi
 from pavinterp.examples import Unembedding, norm_gain
 
 
-@pytest.mark.parametrize("kind", ["layer_norm", "rms", "gemma"])
+@pytest.mark.parametrize("kind", ["layer_norm", "rms", "gemma", "without weights"])
 def test_gain_of_every_kind_of_norm(kind):
     weight = torch.linspace(0.5, 2, 12)
+    if kind == "without weights":  # OLMo's
+        gain, centres = norm_gain(torch.nn.LayerNorm(12, elementwise_affine=False), 12)
+        torch.testing.assert_close(gain, torch.ones(12), rtol=1e-4, atol=1e-5)
+        assert centres
+        return
     if kind == "layer_norm":
         norm = torch.nn.LayerNorm(12)
         norm.bias.data.normal_()

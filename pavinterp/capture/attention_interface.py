@@ -15,7 +15,7 @@ from pavinterp.capture.call import AttentionCall
 from pavinterp.errors import UserError
 
 PREFIX = "pavinterp_"
-OUTPUT_PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense", "wo")
+OUTPUT_PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense", "wo", "Wo")
 
 
 @dataclass
@@ -79,12 +79,12 @@ def _register(kernel: str) -> None:
         raise UserError(f"attention implementation {kernel!r} has no mask function in transformers; use sdpa or eager")
 
     def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> Any:
-        output = _kernel(module, kernel)(module, query, key, value, mask, *args, **kwargs)
+        output = _kernel(module, kernel)(module, query, key, value, attention_mask, **kwargs)
         session = _session.get()
         if session is not None:
-            _remember(session, module, query, key, value, mask, args, kwargs)
+            _remember(session, module, query, key, value, attention_mask, kwargs)
         return output
 
     AttentionInterface.register(name, attend)
@@ -101,14 +101,7 @@ def _kernel(module: nn.Module, kernel: str) -> Callable[..., Any]:
 
 
 def _remember(
-    session: _Session,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Any,
-    args: tuple,
-    kwargs: dict,
+    session: _Session, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
 ) -> None:
     layer = getattr(module, "layer_idx", None)
     if layer is None:

@@ -23,6 +23,7 @@ from pavinterp.models import ModelHandle
 from pavinterp.run import measure
 from pavinterp.verification import verify
 
+LENGTH = 32  # tokens a sequence: four windows
 SIZE = {"vocab_size": tiny.VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 OF_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3} | SIZE
 OF_LLAMA = {
@@ -103,7 +104,7 @@ def bridge(request):
 
 
 def run_on(model, **options):
-    return measure(pi.load(model), stimuli(documents()), **({"examples": False, "bos": "never"} | options))
+    return measure(pi.load(model), stimuli(documents(3, LENGTH)), **({"examples": False, "bos": "never"} | options))
 
 
 def text_records(run):
@@ -146,7 +147,7 @@ def test_families_that_bypass_the_registry(family):
 def test_examples_are_the_same_by_both_paths():
     model, words = tiny.gemma3(), tiny.tokenizer()
     here, there = (
-        measure(pi.load(model, tokenizer=words), stimuli(documents()), bos="never", capture=path).details.examples
+        measure(pi.load(model, tokenizer=words), stimuli(documents(3, LENGTH)), bos="never", capture=path).details.examples
         for path in ("transformer_lens", "attention_interface")
     )
     assert len(here) == len(there) > 0
@@ -228,7 +229,7 @@ def test_edited_scores_give_edited_strengths():
     with bridge.hooks(fwd_hooks=[("blocks.1.attn.hook_attn_scores", uniform)]):
         run = run_on(bridge, tests=None)
     records = text_records(run)
-    expected = np.mean(1 / np.arange(1, 49))
+    expected = np.mean(1 / np.arange(1, LENGTH + 1))
     np.testing.assert_allclose(records.loc[(1, 0), "sink_strength"], expected, rtol=1e-5)
     assert not np.isclose(records.loc[(1, 1), "sink_strength"], expected, rtol=1e-2).any()
     assert run.manifest["certificate"]["largest"] <= 1e-5
@@ -251,7 +252,7 @@ def test_edited_keys_are_taken_after_the_edit():
     bridge.add_hook("blocks.0.attn.hook_rot_k", lambda keys, hook: 0 * keys)
     run = run_on(bridge, layers=[0], tests=None)
     uniform = text_records(run)
-    np.testing.assert_allclose(uniform["sink_strength"], np.mean(1 / np.arange(1, 49)), rtol=1e-5)
+    np.testing.assert_allclose(uniform["sink_strength"], np.mean(1 / np.arange(1, LENGTH + 1)), rtol=1e-5)
     assert not np.allclose(plain["sink_strength"], uniform["sink_strength"], rtol=1e-2)
 
 

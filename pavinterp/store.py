@@ -17,7 +17,7 @@ class Details:
     """What the head pages show beside the heads table.
 
     Attributes:
-        tests: one row per sampled test of the first sequences x layer x head.
+        tests: one row per sampled test of the first sequences x layer x head; positions count from 0.
         spectra: mean eigenvalue spectrum of the centred unit CSs: layer, kv_head, rank, eigenvalue.
         examples: strongest associations, decoded (see pavinterp.examples).
     """
@@ -34,11 +34,16 @@ def write(folder: Path, records: pd.DataFrame, heads: pd.DataFrame, details: Det
     flat.attrs = {}
     flat.to_parquet(folder / "heads.parquet", index=False)
     flat.to_csv(folder / "heads.csv", index=False, float_format="%.6g")
-    details.tests.to_parquet(folder / "tests.parquet", index=False)
+    details.tests.to_parquet(folder / "tests.parquet", index=False, compression="zstd")
     details.spectra.to_parquet(folder / "spectra.parquet", index=False)
-    (folder / "examples.json").write_text(json.dumps(details.examples, ensure_ascii=False), encoding="utf-8")
-    text = json.dumps(manifest, indent=2, ensure_ascii=False, default=_plain)
-    (folder / "manifest.json").write_text(text + "\n", encoding="utf-8")
+    _write_json(folder / "examples.json", details.examples, indent=None)
+    _write_json(folder / "manifest.json", manifest, indent=2)
+
+
+def _write_json(path: Path, value: Any, indent: int | None) -> None:
+    """UTF-8; half of a surrogate pair, which a token may be, becomes the escape that JSON has for it."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=_plain)
+    path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def read(folder: Path) -> tuple[pd.DataFrame, Details, dict[str, Any]]:

@@ -200,3 +200,10 @@ def test_examples_say_what_they_show():
         assert sum(example["strengths"]) <= 1 + 1e-3
     assert len(by_head) == 8
     assert all(1 <= len(e) <= 4 for e in by_head.values())
+
+
+def test_half_a_surrogate_pair_is_kept(tmp_path):
+    run = run_on(tiny.gpt2(), documents())
+    run.details.examples = [{"layer": 0, "head": 0, "tokens": ["\udc80", "é"]}]
+    run.save(tmp_path / "run")
+    assert Run.load(tmp_path / "run").details.examples == run.details.examples

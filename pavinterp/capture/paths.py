@@ -25,8 +25,8 @@ ATTENTION_INTERFACE, TRANSFORMER_LENS = "attention_interface", "transformer_lens
 CHOICES = ("auto", ATTENTION_INTERFACE, TRANSFORMER_LENS)
 
 # Largest relative difference of final hidden states between a model and the bridge around its copy. Another order of
-# summation gives about 1e-6 (also in float64: both compute norms and softmax in float32), rounding to bfloat16 1e-2 over
-# 30 layers; another position scheme or mask gives 5e-2 to 1.
+# summation gives about 1e-6 (also in float64: both compute norms and softmax in float32), rounding to bfloat16 1e-2
+# over 30 layers; another position scheme or mask gives 5e-2 to 1.
 SAME_MODEL, SAME_MODEL_16_BIT = 1e-3, 3e-2
 
 

@@ -21,7 +21,7 @@ FILES = {
     "heads.csv": "the table of heads, every column with its interval",
     "heads.parquet": "the same with its types",
     "records.parquet": "one row per sequence, layer and head: what the table is the mean of",
-    "tests.parquet": "single tests of the first sequences",
+    "tests.parquet": "single tests of the first sequences (positions count from 0 there, from 1 on these pages)",
     "spectra.parquet": "spectra of the CSs, one a KV head",
     "examples.json": "the decoded associations of the head pages",
     "manifest.json": "how this run came about",

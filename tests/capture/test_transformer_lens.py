@@ -147,7 +147,9 @@ def test_families_that_bypass_the_registry(family):
 def test_examples_are_the_same_by_both_paths():
     model, words = tiny.gemma3(), tiny.tokenizer()
     here, there = (
-        measure(pi.load(model, tokenizer=words), stimuli(documents(3, LENGTH)), bos="never", capture=path).details.examples
+        measure(
+            pi.load(model, tokenizer=words), stimuli(documents(3, LENGTH)), bos="never", capture=path
+        ).details.examples
         for path in ("transformer_lens", "attention_interface")
     )
     assert len(here) == len(there) > 0

@@ -176,6 +176,8 @@ class Unembedding:
         block: Any = original(blocks[layer])
         if not (hasattr(block, "pre_feedforward_layernorm") or hasattr(block, "post_feedforward_layernorm")):
             return None  # elsewhere `post_attention_layernorm` is the next block's input norm: not on the write
+        if not hasattr(block, "post_attention_layernorm"):
+            return None  # VaultGemma norms before the feed-forward layer only
         norm = original(block.post_attention_layernorm)
         return norm_gain(norm, self.handle.model.config.get_text_config().hidden_size)[0]
 

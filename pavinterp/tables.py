@@ -174,12 +174,18 @@ def _with_horizons(
     d_k = estimate.index.get_level_values("layer").map({info.layer: info.d_k for info in layers}).to_numpy(float)
     bounds = {"worst": isotropic_worst_case_capacity(d_k), "average": isotropic_average_case_capacity(d_k)}
 
+    windows = {info.layer: float(info.window or np.inf) for info in layers}
+    window = estimate.index.get_level_values("layer").map(windows).to_numpy(float)
+
+    def within(crossing: np.ndarray) -> np.ndarray:  # a load cannot outgrow the window that the head sees
+        return np.where(crossing > window, np.inf, crossing)
+
     def derive(values: np.ndarray) -> list[np.ndarray]:
         load, growth, intercept = (
             values[..., names.index(x)] for x in ("effective_load", "load_growth", "load_intercept")
         )
         return [load / bound for bound in bounds.values()] + [
-            horizon(bound, growth, intercept) for bound in bounds.values()
+            within(horizon(bound, growth, intercept)) for bound in bounds.values()
         ]
 
     added = ["utilisation_worst", "utilisation_average", "horizon_worst", "horizon_average"]

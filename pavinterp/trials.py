@@ -73,7 +73,7 @@ class Trials:
 
     def generator(self) -> torch.Generator:
         """A CPU generator that depends on the run's seed, the sequence and the layer, and on nothing else."""
-        return torch.Generator().manual_seed(self.rng_seed * 1009 + self.layer)
+        return torch.Generator().manual_seed((self.rng_seed * 1009 + self.layer) % 2**63)
 
     def tiles(self) -> Iterator[Trials]:
         """The same trials, some KV heads (and the heads they serve) at a time.

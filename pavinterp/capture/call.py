@@ -116,7 +116,7 @@ def output_weight(projection: nn.Module, heads: int, d_v: int) -> Float[Tensor, 
     elif type(projection).__name__ == "Conv1D" and weight is not None:
         block = weight.detach()
     else:  # whatever it computes is linear: read the matrix off the unit vectors
-        parameter = next(projection.parameters())
+        parameter = next(projection.parameters(), torch.empty(0))  # some quantised ones hold buffers alone
         dtype = parameter.dtype if parameter.is_floating_point() else torch.float32
         eye = torch.eye(heads * d_v, dtype=dtype, device=parameter.device)
         zero = torch.zeros_like(eye[:1])

@@ -34,16 +34,30 @@ class Coherence:
         keys = trials.keys[:, positions] - shared_mean(trials)
         absolute, square = pair_means(keys @ keys.mT)
         absolute, square = (x.repeat_interleave(trials.group) for x in (absolute, square))
-        queries = trials.queries[:, positions]
-        metric = queries.mT @ queries / len(positions)
-        keys = keys.repeat_interleave(trials.group, dim=0)
+        some = keys[:, :: 2 if len(positions) > SAMPLE // 2 else 1].repeat_interleave(trials.group, dim=0)
         return {
             "d_eff": 1 / square,
             "coherence": absolute,
             "own_capacity_worst": 1 + 0.5 / absolute,  # theory.capacity.worst_case_capacity, on the device
             "own_capacity_average": 1 + 1 / square,  # theory.capacity.average_case_capacity
-            "d_eff_query": 1 / pair_means(keys @ metric @ keys.mT)[1],
+            "d_eff_query": 1 / query_metric_mean(some @ trials.queries[:, positions].mT, keys.shape[-1]),
         }
+
+
+def query_metric_mean(scores: Float[Tensor, "heads m queries"], d_k: int) -> Float[Tensor, "heads"]:
+    """Mean cos^2 between different CSs in the inner product `k^T E[q q^T] k'`, from the scores `k.q`.
+
+    The square of an expectation over queries is taken over pairs of different queries (a U-statistic); squaring
+    the sample mean instead would add `d_k / queries` to `d_k E[cos^2]`, a factor of two at `d_k = queries`.
+    """
+    count = scores.shape[-1]
+    squares = scores.square()
+    products = (scores @ scores.mT).square() - squares @ squares.mT
+    inverse = 1 / squares.sum(-1, keepdim=True)
+    cosines = products * inverse * inverse.mT * (count / (count - 1))
+    m = scores.shape[1]
+    mean = (cosines.sum((-2, -1)) - cosines.diagonal(dim1=-2, dim2=-1).sum(-1)) / (m * (m - 1))
+    return mean.clamp_min(1 / d_k)  # its least value in d_k dimensions; with few queries the estimate may fall below
 
 
 def sample_positions(trials: Trials) -> Int[Tensor, "sample"]:

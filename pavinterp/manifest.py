@@ -18,6 +18,9 @@ from pavinterp.models import ModelHandle
 from pavinterp.stimuli import Stimuli
 from pavinterp.sweep import LayerInfo
 
+# Found in blocks that normalise the attention's own output: Gemma 2 and 3, OLMo 2 and 3, EXAONE 4, GLM-4.
+NORMS_ON_THE_WRITE = ("pre_feedforward_layernorm", "post_feedforward_layernorm", "post_self_attn_layernorm")
+
 
 def describe_run(
     handle: ModelHandle,
@@ -121,7 +124,7 @@ def notes_on(handle: ModelHandle, shapes: list[LayerInfo], records: pd.DataFrame
             f"{len(silent)} heads write nothing in some sequences (no US reaches the residual stream): {names}."
         )
     blocks = next((m for n, m in handle.model.named_modules() if n.endswith(("layers", "h"))), None)
-    if blocks is not None and any(hasattr(b, "pre_feedforward_layernorm") for b in blocks.children()):
+    if blocks is not None and any(hasattr(b, name) for b in blocks.children() for name in NORMS_ON_THE_WRITE):
         notes.append(
             "This architecture normalises the attention's output after W_O; inner products are taken before that norm."
         )

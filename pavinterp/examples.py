@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pavinterp.capture.bridge_attention import original
-from pavinterp.capture.call import AttentionCall, output_weight, trials, write_factor
+from pavinterp.capture.call import AttentionCall, output_weight, trials, working_dtype, write_factor
 from pavinterp.capture.paths import capture_for, forward
 from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle
@@ -53,7 +53,7 @@ def examples(
             strings: list[str] = strings,
         ) -> None:
             w_o = output_weight(call.projection, call.queries.shape[1], call.values.shape[-1])
-            dtype = torch.float64 if call.keys.dtype == torch.float64 else torch.float32
+            dtype = working_dtype(call)
             index = torch.from_numpy(positions).to(tokens.device)
             weight = torch.from_numpy(weights).to(tokens.device, dtype)
             one = trials(call, 0, tokens, index, weight, write_factor(w_o, dtype), seed)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pavinterp.capture import certificate
-from pavinterp.capture.call import AttentionCall, output_weight, trials, write_factor
+from pavinterp.capture.call import AttentionCall, output_weight, trials, working_dtype, write_factor
 from pavinterp.capture.paths import capture_for, forward, path_of
 from pavinterp.errors import UserError
 from pavinterp.measures import Column, Measure
@@ -161,7 +161,7 @@ def sweep(
         ) -> None:
             heads, d_v = call.queries.shape[1], call.values.shape[-1]
             if call.layer not in factors:
-                dtype = torch.float64 if call.keys.dtype == torch.float64 else torch.float32
+                dtype = working_dtype(call)
                 factors[call.layer] = write_factor(output_weight(call.projection, heads, d_v), dtype)
             for row, i in enumerate(indices):
                 positions, weights = sampled[row]

@@ -45,6 +45,11 @@ class AttentionCall:
     replaced: tuple[int, ...] = ()
 
 
+def working_dtype(call: AttentionCall) -> torch.dtype:
+    """What a call is measured in: float64 where the model is, else float32, also for 16-bit models."""
+    return torch.float64 if call.keys.dtype == torch.float64 else torch.float32
+
+
 def score_bias(
     call: AttentionCall, sequence: int, tests: Int[Tensor, "tests"], n: int
 ) -> Float[Tensor, "heads_or_1 tests n"]:
@@ -53,7 +58,7 @@ def score_bias(
     Raises:
         UserError: a test sees the future (not a decoder), or sees nothing at all.
     """
-    dtype = torch.float64 if call.keys.dtype == torch.float64 else torch.float32
+    dtype = working_dtype(call)
     key_position = torch.arange(n, device=call.keys.device)
     if call.mask is None:
         later = key_position[None] > tests[:, None]
@@ -84,7 +89,7 @@ def trials(
 ) -> Trials:
     """Cut one sequence's Trials from a call; padding beyond `len(tokens)` is left out."""
     n = len(tokens)
-    dtype = torch.float64 if call.keys.dtype == torch.float64 else torch.float32
+    dtype = working_dtype(call)
     return Trials(
         layer=call.layer,
         tokens=tokens,

@@ -60,18 +60,21 @@ def query_metric_mean(scores: Float[Tensor, "heads m queries"], d_k: int) -> Flo
     return mean.clamp_min(1 / d_k)  # its least value in d_k dimensions; with few queries the estimate may fall below
 
 
+def memory_start(trials: Trials) -> int:
+    """First position whose CS shares the memory with the last one's: where the last window begins, or 0."""
+    return max(0, trials.keys.shape[1] - trials.window) if trials.window else 0
+
+
 def sample_positions(trials: Trials) -> Int[Tensor, "sample"]:
     """At most SAMPLE positions, evenly drawn, that are in memory together: within the window where there is one."""
-    n = trials.keys.shape[1]
-    start = max(0, n - trials.window) if trials.window else 0
-    order = torch.randperm(n - start, generator=trials.generator())[:SAMPLE]
+    start = memory_start(trials)
+    order = torch.randperm(trials.keys.shape[1] - start, generator=trials.generator())[:SAMPLE]
     return (start + order.sort().values).to(trials.keys.device)
 
 
 def shared_mean(trials: Trials) -> Float[Tensor, "kv_heads 1 d_k"]:
     """Mean of all CSs that are in memory together; softmax ignores it (theory section 1, invariance 1)."""
-    start = max(0, trials.keys.shape[1] - trials.window) if trials.window else 0
-    return trials.keys[:, start:].mean(1, keepdim=True)
+    return trials.keys[:, memory_start(trials) :].mean(1, keepdim=True)
 
 
 def pair_means(gram: Float[Tensor, "heads m m"]) -> tuple[Float[Tensor, "heads"], Float[Tensor, "heads"]]:
@@ -97,7 +100,6 @@ def spectrum(trials: Trials) -> Float[Tensor, "kv_heads d_k"]:
     Their participation ratio 1 / sum(lambda^2) estimates d_eff over all positions that share the memory; it
     counts each CS's cosine with itself, so it lies a little below `d_eff`.
     """
-    start = max(0, trials.keys.shape[1] - trials.window) if trials.window else 0
-    keys = torch.nn.functional.normalize(trials.keys[:, start:] - shared_mean(trials), dim=-1)
+    keys = torch.nn.functional.normalize(trials.keys[:, memory_start(trials) :] - shared_mean(trials), dim=-1)
     moment = (keys.mT @ keys).double().cpu() / keys.shape[1]
     return torch.linalg.eigvalsh(moment).flip(-1).clamp_min(0)

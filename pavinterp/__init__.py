@@ -11,11 +11,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME below, which is what runs
     from pavinterp import plots as plots
+    from pavinterp.corpora import corpus as corpus
     from pavinterp.errors import UserError as UserError
     from pavinterp.models import load as load
     from pavinterp.run import Run as Run
     from pavinterp.run import measure as measure
-    from pavinterp.stimuli import corpus as corpus
     from pavinterp.stimuli import repeated_random_tokens as repeated_random_tokens
     from pavinterp.stimuli import tokenise as tokenise
     from pavinterp.tables import describe as describe
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
 _HOME = {
     "Run": "run",
     "UserError": "errors",
-    "corpus": "stimuli",
+    "corpus": "corpora",
     "describe": "tables",
     "load": "models",
     "measure": "run",

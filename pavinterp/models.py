@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -276,18 +276,22 @@ def fingerprint(model: PreTrainedModel, samples: int = 64) -> str:
 def untouched(model: torch.nn.Module) -> Iterator[None]:
     """Evaluation mode inside; on leaving, by whatever way, the model is as it was.
 
-    Restored: each module's training flag, each parameter's requires_grad, and the attention implementation of every
-    configuration in the model. Hooks are the business of whoever adds them.
+    Restored: each module's training flag, each parameter's requires_grad, the attention implementation of every
+    configuration in the model, and rotary frequencies that follow the length of what is read (dynamic, longrope).
+    Hooks are the business of whoever adds them.
     """
     training = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     configs = all_configs(getattr(module, "config", None) for module in model.modules())
     attention = [(config, config._attn_implementation_internal) for config in configs]
+    rotary = [_rotary_state(module) for module in model.modules()]
     try:
         for module, _ in training:
             module.training = False  # not eval(), which some adapters override to merge themselves into the weights
         yield
     finally:
+        for restore in rotary:
+            restore()
         for module, flag in training:
             module.training = flag
         for parameter, wanted in gradients:
@@ -295,3 +299,22 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
                 parameter.requires_grad_(wanted)
         for config, implementation in attention:
             config._attn_implementation_internal = implementation  # the public setter would spread to others
+
+
+def _rotary_state(module: torch.nn.Module) -> Callable[[], None]:
+    """A function that gives a module the rotary frequencies back that it has now, and what it noted beside them."""
+    state = ("inv_freq", "max_seq_len_cached", "attention_scaling")  # names, after "" or "full_attention_" and the like
+    buffers = {name: buffer for name, buffer in module._buffers.items() if name.endswith("inv_freq")}
+    values = {name: None if buffer is None else buffer.clone() for name, buffer in buffers.items()}
+    noted = {name: value for name, value in vars(module).items() if name.endswith(state)}
+
+    def restore() -> None:
+        for name, buffer in buffers.items():
+            module._buffers[name] = buffer
+            if buffer is not None:
+                buffer.copy_(values[name])  # the very tensor: CUDA graphs replay from its address
+        for name in [name for name in vars(module) if name.endswith(state)]:
+            del vars(module)[name]
+        vars(module).update(noted)
+
+    return restore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,11 @@ import numpy as np
 import pandas as pd
 
 from pavinterp import store
+from pavinterp.arguments import require_one_of, require_whole
 from pavinterp.capture import certificate
 from pavinterp.capture.paths import on_path
+from pavinterp.corpora import Corpus
+from pavinterp.corpora import corpus as read_corpus
 from pavinterp.errors import UserError
 from pavinterp.examples import examples as find_examples
 from pavinterp.manifest import describe_run
@@ -22,8 +25,15 @@ from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.output import new_folder
 from pavinterp.progress import progress_to
-from pavinterp.stimuli import Corpus, Stimuli, ordinary_token_ids, repeated_random_tokens, tokenise
-from pavinterp.stimuli import corpus as read_corpus
+from pavinterp.stimuli import (
+    BOS_POLICIES,
+    MIN_TOKENS,
+    Stimuli,
+    check_stimuli,
+    ordinary_token_ids,
+    repeated_random_tokens,
+    tokenise,
+)
 from pavinterp.sweep import LayerInfo, inspect, sweep
 from pavinterp.tables import heads_table
 
@@ -142,6 +152,7 @@ def measure(
             certificate fails: no numbers are reported then.
     """
     started = time.monotonic()
+    _check_arguments(tests, layers, seed, batch, bos, progress)
     handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
     shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
     with shown as stage, untouched(handle.model):
@@ -217,6 +228,22 @@ def measure(
     return run
 
 
+def _check_arguments(tests: Any, layers: Any, seed: Any, batch: Any, bos: Any, progress: Any) -> None:
+    """UserError where an argument of `measure` is none that it takes."""
+    if tests is not None:
+        require_whole("tests", tests, 1, " or None (every position)")
+    if batch is not None:
+        require_whole("batch", batch, 1)
+    require_whole("seed", seed, 0)
+    require_one_of("bos", bos, BOS_POLICIES)
+    if layers is not None and (isinstance(layers, str) or not isinstance(layers, Iterable)):
+        raise UserError(f"layers must be a list of layer numbers or None (all), got {layers!r:.40}")
+    for layer in layers or ():
+        require_whole("each of layers", layer, 0)
+    if not (progress is None or progress is False or callable(progress)):
+        raise UserError(f"progress must be a function of (stage, done, total), None or False, got {progress!r:.40}")
+
+
 def choose_layers(shapes: list[LayerInfo], layers: list[int] | None) -> set[int] | None:
     """Layers to capture; None is all. UserError where one has no attention."""
     if layers is None:
@@ -231,14 +258,17 @@ def choose_layers(shapes: list[LayerInfo], layers: list[int] | None) -> set[int]
 def _stimuli(
     handle: ModelHandle, corpus: Any, context: int | None, sequences: int | None, bos: str, seed: int
 ) -> Stimuli:
+    vocabulary = int(handle.model.config.get_text_config().vocab_size)
     if isinstance(corpus, Stimuli):
+        if context is not None or sequences is not None:
+            raise UserError("context= and sequences= with ready Stimuli: those are cut already; leave both out")
+        check_stimuli(corpus, vocabulary, handle.max_context)
         return corpus
     documents = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
     limit = handle.max_context
     if context is None:
         context = min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
-    if context < 8:
-        raise UserError(f"context {context}: use at least 8 tokens")
+    require_whole("context", context, MIN_TOKENS)
     if limit is not None and context > limit:
         raise UserError(
             f"context {context} is beyond the {limit} positions of {handle.name}; use --context {limit} or less"
@@ -250,7 +280,7 @@ def _stimuli(
         sequences=DEFAULT_SEQUENCES if sequences is None else sequences,
         bos=bos,
         seed=seed,
-        vocabulary_size=int(handle.model.config.get_text_config().vocab_size),
+        vocabulary_size=vocabulary,
     )
 
 

@@ -1,48 +1,26 @@
-"""From text or token ids to the token sequences a model is shown: reading corpora, cutting sequences, random repeats.
-
-A document is the unit of everything here: sequences never straddle two of them, and they are the clusters of the
-bootstrap, so what counts as one document is fixed by the kind of source (see `corpus`) and never guessed.
-"""
+"""Stimuli: the token sequences that a model is shown, cut from a corpus or drawn as repeated random tokens."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
-import os
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
-from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pavinterp.arguments import require_one_of, require_whole
+from pavinterp.corpora import Corpus, Ids, check_range
 from pavinterp.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Ids = npt.NDArray[np.int64]
-Document = tuple[str, str | Ids]
-
-SUFFIXES = (".txt", ".jsonl", ".parquet")
 BOS_POLICIES = ("auto", "always", "never")
 MIN_TOKENS = 8  # a sequence shorter than this says nothing about how load grows with context
 _FIRST_READ = 2**16  # characters of a document encoded at first; doubled until there are tokens enough
 _UNSETTLED = 256  # tokens at the end of a partly read text that the text after it may still change
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Documents before tokenisation: all texts, or all ready token ids (int64 vectors)."""
-
-    source: str
-    documents: list[Document]  # (name, text or ids)
 
 
 @dataclass(frozen=True)
@@ -58,294 +36,7 @@ class Stimuli:
     bos_added: bool  # whether every sequence starts with BOS
     token_hash: str  # "sha256:..." over all lengths and ids
     dropped_tokens: int  # tokens read and not used
-
-
-def corpus(source: Any = "demo", *, text_field: str = "text", max_documents: int | None = None) -> Corpus:
-    """The documents of `source`, in their order there; at most the first `max_documents`.
-
-    | source | one document is |
-    |---|---|
-    | `"demo"` | one of the excerpts embedded in the package (`"./demo"` for a folder of that name) |
-    | `.txt` file | the file |
-    | folder | one of its `.txt` files, those in folders below included, sorted by path |
-    | `.jsonl` file | the text under `text_field` on one line |
-    | `.parquet` file | the text under `text_field` in one row |
-    | `"-"` | all of standard input |
-    | `"hf:NAME[/CONFIG][:SPLIT]"` | the text under `text_field` in one row (needs the `datasets` package) |
-    | list of strings | one string |
-    | token ids: list, array or tensor | all of it if 1-D; one row if 2-D or a list of lists (which may be ragged) |
-
-    `hf:`: SPLIT is `train` unless given; three parts are org/name/config; two parts are tried as org/name, then, where
-    the hub has no such dataset, as name/config. With `max_documents` only those rows are fetched, without it the
-    whole split.
-
-    Text is UTF-8; a byte-order mark is removed and line ends become newlines. Documents without text are left out.
-    Raises UserError, one line, for everything that cannot be read.
-    """
-    if isinstance(source, Corpus):
-        return source
-    if max_documents is not None and max_documents < 1:
-        raise UserError(f"max_documents must be at least 1, got {max_documents}")
-    if isinstance(source, str | os.PathLike):
-        name = os.fspath(source)
-        documents: Iterable[Document] = _documents(name, text_field, max_documents)
-    else:
-        name, documents = _in_memory(source)
-    found = list(islice((d for d in documents if not isinstance(d[1], str) or d[1].strip()), max_documents))
-    if not found:
-        raise UserError(f"corpus {name} is empty: it holds no text and no token ids")
-    return Corpus(name, found)
-
-
-# --- Reading ---
-
-
-def _documents(source: str, field: str, limit: int | None) -> Iterator[Document]:
-    if source == "demo":
-        return _demo()
-    if source == "-":
-        return iter([("standard input", _standard_input())])
-    if source.startswith("hf:"):
-        return _hub(source, field, limit)
-    path = Path(source)
-    try:
-        os.stat(source)  # of the string itself: Path("") is the folder we are in
-    except (OSError, ValueError) as error:  # ValueError: a null character, so this was never a path
-        shown = source if len(source) <= 80 else source[:77] + "..."
-        raise UserError(
-            f"cannot read corpus {shown!r} ({getattr(error, 'strerror', None) or error}); give a file, a folder, demo, "
-            "- or hf:NAME (in Python, text itself goes into a list: [text])"
-        ) from error
-    if path.is_dir():
-        return _folder(path)
-    suffix = path.suffix.lower()
-    if suffix == ".jsonl":
-        return _jsonl(path, field)
-    if suffix == ".parquet":
-        return _parquet(path, field)
-    if suffix == ".txt":
-        return iter([(path.name, _decode(_bytes(path), str(path)))])
-    raise UserError(
-        f"corpus {source} has an unknown suffix {suffix!r}; "
-        f"accepted are {', '.join(SUFFIXES)}, a folder of .txt files, - and hf:NAME"
-    )
-
-
-def _demo() -> Iterator[Document]:
-    folder = resources.files("pavinterp") / "demo" / "text"
-    if not folder.is_dir():
-        raise UserError("the embedded text is missing from this installation of pavinterp; install it again")
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".txt"):
-            yield entry.name, _decode(entry.read_bytes(), entry.name)
-
-
-def _standard_input() -> str:
-    if sys.stdin is None:
-        raise UserError("cannot read corpus -: standard input is closed; give a file or a folder")
-    binary = getattr(sys.stdin, "buffer", None)  # a notebook's standard input has none
-    return _tidy(sys.stdin.read(), "standard input") if binary is None else _decode(binary.read(), "standard input")
-
-
-def _folder(folder: Path) -> Iterator[Document]:
-    files = sorted(
-        (path for path in folder.rglob("*") if path.suffix.lower() == ".txt" and path.is_file()),
-        key=lambda path: path.relative_to(folder).as_posix(),
-    )
-    if not files:
-        raise UserError(f"folder {folder} holds no .txt file, and a folder is read as one document a .txt file")
-    for path in files:
-        yield path.relative_to(folder).as_posix(), _decode(_bytes(path), str(path))
-
-
-def _jsonl(path: Path, field: str) -> Iterator[Document]:
-    offset = 0
-    with _opened(path) as lines:
-        for number, raw in enumerate(lines, 1):
-            where = f"{path}, line {number}"
-            line = _decode(raw, where, offset)
-            offset += len(raw)
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{where}: not JSON ({error})") from error
-            if not isinstance(row, dict):
-                raise UserError(f"{where}: expected an object with a field {field!r}, got {type(row).__name__}")
-            yield f"{path.name}:{number}", _row_text(row, field, where)
-
-
-def _parquet(path: Path, field: str) -> Iterator[Document]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            if field not in file.schema_arrow.names:
-                raise _no_field(f"{path}", field, file.schema_arrow.names)
-            row = 0
-            for batch in file.iter_batches(batch_size=1024, columns=[field]):
-                for value in batch.column(0).to_pylist():
-                    yield f"{path.name}#{row}", _row_text({field: value}, field, f"{path}, row {row}")
-                    row += 1
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path} as Parquet: {_one_line(error)}") from error
-
-
-def _hub(source: str, field: str, limit: int | None) -> Iterator[Document]:
-    name, _, split = source.removeprefix("hf:").partition(":")
-    split = split or "train"
-    parts = name.split("/")
-    if not 1 <= len(parts) <= 3 or not all(parts):
-        raise UserError(f"cannot read {source!r}: expected hf:NAME[/CONFIG][:SPLIT] with NAME a dataset or ORG/DATASET")
-    candidates = [("/".join(parts[:2]), *parts[2:])]
-    if len(parts) == 2:
-        candidates.append((parts[0], parts[1]))
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(f"{source} needs the datasets package: pip install datasets") from error
-    # Streaming takes neither slices of a split nor what the cache holds.
-    streaming = limit is not None and "[" not in split and not datasets.config.HF_HUB_OFFLINE
-    with _quiet("huggingface_hub"):  # its eleven lines on retries; the error below says it in one
-        try:
-            rows = _load_dataset(candidates, split=split, streaming=streaming)
-            for number, row in enumerate(rows):
-                yield f"{name}#{number}", _row_text(row, field, f"{source}, row {number}")
-        except UserError:
-            raise
-        except ConnectionError as error:
-            raise UserError(
-                f"cannot reach the hub for {source} ({_one_line(error)}); connect, or use a local file or folder"
-            ) from error
-        except Exception as error:  # whatever a third party's reader and network stack may raise
-            raise UserError(f"cannot load {source}: {_one_line(error)}") from error
-
-
-def _load_dataset(candidates: list[tuple[str, ...]], **options: Any) -> Iterable[dict[str, Any]]:
-    """The first of the candidates (name, or name and configuration) that exists; else the first one's error."""
-    import datasets
-
-    # Offline, "not in the cache" is a ConnectionError too; online it is the network, and trying on would only wait.
-    not_found = datasets.exceptions.DatasetNotFoundError
-    absent = (not_found, ConnectionError) if datasets.config.HF_HUB_OFFLINE else (not_found,)
-    errors = []
-    for candidate in candidates:
-        try:
-            return datasets.load_dataset(*candidate, **options)
-        except absent as error:
-            errors.append(error)
-    raise errors[0]
-
-
-def _in_memory(source: Any) -> tuple[str, list[Document]]:
-    if isinstance(source, list | tuple):
-        if source and all(isinstance(text, str) for text in source):
-            return "list of texts", [(f"text[{i}]", _tidy(text, f"text[{i}]")) for i, text in enumerate(source)]
-        if any(isinstance(item, str) for item in source):
-            raise UserError("a list is all strings or all token ids, and this one is mixed")
-        rows = source if any(np.ndim(item) for item in map(_as_array, source)) else [source] if source else []
-    elif hasattr(source, "shape"):
-        array = _as_array(source)
-        if array.ndim not in (1, 2):
-            raise UserError(f"token ids must be [tokens] or [documents, tokens], got shape {tuple(array.shape)}")
-        rows = [array] if array.ndim == 1 else list(array)
-    else:
-        raise UserError(
-            f"no corpus can be made of {type(source).__name__}: give a path, a list of strings or token ids"
-        )
-    return "token ids", [(f"tokens[{i}]", ids) for i, row in enumerate(rows) if (ids := _ids(row, f"tokens[{i}]")).size]
-
-
-def _as_array(value: Any) -> npt.NDArray[Any]:
-    try:
-        return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError) as error:  # a ragged list; a tensor in a type that NumPy lacks
-        raise UserError(f"token ids must be whole numbers in one or two dimensions: {_one_line(error)}") from error
-
-
-def _ids(row: Any, where: str) -> Ids:
-    array = _as_array(row)
-    if array.size == 0:
-        return np.empty(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise UserError(
-            f"{where}: token ids must be a vector of whole numbers, got {array.dtype} of shape {tuple(array.shape)}"
-        )
-    _check_range(array, None, where)
-    return array.astype(np.int64)
-
-
-def _bytes(path: Path) -> bytes:
-    with _opened(path) as file:
-        return file.read()
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    try:
-        with path.open("rb") as file:
-            yield file
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _decode(raw: bytes, where: str, offset: int = 0) -> str:
-    """`raw` as UTF-8; `offset`: of its first byte in the file, for the error."""
-    try:
-        return _tidy(raw.decode("utf-8"), where)
-    except UnicodeDecodeError as error:
-        found = f"byte 0x{raw[error.start]:02x} at offset {offset + error.start}"
-        hint = ", it looks like UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise UserError(f"{where}: not UTF-8 ({found}{hint}); save it as UTF-8") from error
-
-
-def _tidy(text: str, where: str) -> str:
-    """`text` without byte-order mark, its line ends newlines. Lone surrogates are an error: no tokenizer takes them."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{where} is not valid text: half a surrogate pair at character {error.start}; replace it there"
-        ) from error
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _row_text(row: dict[str, Any], field: str, where: str) -> str:
-    """The text of one row; an empty one for null, so that gaps in a table are left out like blank texts."""
-    if field not in row:
-        raise _no_field(where, field, row)
-    text = row[field]
-    if text is None:
-        return ""
-    if not isinstance(text, str):
-        raise UserError(f"{where}: field {field!r} holds {type(text).__name__}, not text")
-    return _tidy(text, where)
-
-
-def _no_field(where: str, field: str, there: Iterable[str]) -> UserError:
-    names = ", ".join(map(str, islice(there, 12))) or "no field at all"
-    return UserError(f"{where}: no text field {field!r}; it has {names}: name the one with the text (text_field)")
-
-
-def _one_line(error: BaseException, limit: int = 200) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-@contextmanager
-def _quiet(logger: str) -> Iterator[None]:
-    log = logging.getLogger(logger)
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-
-
-# --- Cutting into sequences ---
+    short_documents: int = 0  # documents read that are shorter than one sequence and gave none
 
 
 def tokenise(
@@ -361,8 +52,8 @@ def tokenise(
     """Cut the corpus into sequences of exactly `context` tokens, BOS included, none of them across two documents.
 
     What is left of a document after its last full sequence is dropped and counted, and so is a text shorter than one
-    context. Documents that are ready token ids are used at their own length (at least `MIN_TOKENS`) where they are
-    shorter than the context and more than one.
+    context (`short_documents`: how many of those were read). Documents that are ready token ids are used at their own
+    length (at least `MIN_TOKENS`) where they are shorter than the context and more than one.
 
     `sequences`: at most so many (fewer where the corpus holds fewer; None: all). They are taken in rounds: the first
     sequence of every document, then the second of every document that has one, and so on, so that as many documents
@@ -378,7 +69,7 @@ def tokenise(
     `vocabulary_size`: the model's; ids at or above it are an error. Where it is not given the tokenizer's own counts.
     UserError too where nothing is left, and for a BOS policy that the tokenizer cannot follow.
     """
-    _check_arguments(context, "context", sequences, bos)
+    _check_arguments(context, "context", sequences, bos, seed)
     if not corpus.documents:
         raise UserError(f"corpus {corpus.source} is empty")
     ready = not isinstance(corpus.documents[0][1], str)
@@ -391,7 +82,7 @@ def tokenise(
         prefix = _prefix(tokenizer, bos, corpus.documents[0][1])
         room = context - len(prefix)
         documents = [_Document(content, tokenizer, prefix, whole=sequences is None) for _, content in corpus.documents]
-        chosen = _in_rounds(documents, room, sequences, seed, own_length=ready and len(documents) > 1)
+        chosen, short = _in_rounds(documents, room, sequences, seed, own_length=ready and len(documents) > 1)
     names = [name for name, _ in corpus.documents]
     if not chosen:
         longest = max(range(len(documents)), key=lambda i: len(documents[i].ids))
@@ -402,7 +93,7 @@ def tokenise(
     if vocabulary_size is None and ready and tokenizer is not None:
         vocabulary_size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
     for i, ids in enumerate(d.ids for d in documents) if ready else chosen:
-        _check_range(ids, vocabulary_size, names[i])
+        check_range(ids, vocabulary_size, names[i])
     used, document = np.unique([i for i, _ in chosen], return_inverse=True)
     tokens = [np.concatenate([np.asarray(prefix, np.int64), ids]) for _, ids in chosen]
     bos_id = getattr(tokenizer, "bos_token_id", None)
@@ -416,17 +107,19 @@ def tokenise(
         bos_added=bool(prefix) or (bos_id is not None and all(ids[0] == bos_id for ids in tokens)),
         token_hash=token_hash(tokens),
         dropped_tokens=sum(len(d.ids) for d in documents) - sum(len(ids) for _, ids in chosen),
+        short_documents=short,
     )
 
 
 def _in_rounds(
     documents: list[_Document], room: int, sequences: int | None, seed: int, *, own_length: bool
-) -> list[tuple[int, Ids]]:
+) -> tuple[list[tuple[int, Ids]], int]:
     """At most `sequences` pieces of `room` tokens as (document, ids), ordered by round, then by document.
 
-    `own_length`: documents shorter than `room` are taken as they are.
+    `own_length`: documents shorter than `room` are taken as they are. Second, how many documents were too short.
     """
     chosen: list[tuple[int, int, Ids]] = []  # (round, document, ids)
+    short = 0
     active = [int(i) for i in np.random.default_rng(seed).permutation(len(documents))]
     turn = 0
     while active and (sequences is None or len(chosen) < sequences):
@@ -438,11 +131,12 @@ def _in_rounds(
             if len(ids) == room:
                 going_on.append(i)
             elif not (own_length and turn == 0 and len(ids) >= MIN_TOKENS):
+                short += turn == 0
                 continue
             chosen.append((turn, i, ids))
         active, turn = going_on, turn + 1
     chosen.sort(key=lambda entry: entry[:2])
-    return [(i, ids) for _, i, ids in chosen]
+    return [(i, ids) for _, i, ids in chosen], short
 
 
 class _Document:
@@ -531,23 +225,35 @@ def token_hash(tokens: list[Ids]) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _check_arguments(length: int, name: str, sequences: int | None, bos: str) -> None:
-    if length < MIN_TOKENS:
-        raise UserError(f"{name} must be at least {MIN_TOKENS} tokens, got {length}")
-    if sequences is not None and sequences < 1:
-        raise UserError(f"sequences must be at least 1, got {sequences}")
-    if bos not in BOS_POLICIES:
-        raise UserError(f"bos must be one of {', '.join(BOS_POLICIES)}, got {bos!r}")
+def check_stimuli(stimuli: Stimuli, vocabulary_size: int, positions: int | None) -> None:
+    """UserError unless a model of so many tokens and positions (None: any number) can read the sequences as text."""
+    if stimuli.kind != "text":
+        raise UserError(
+            f"the text is {stimuli.source}; every run measures those beside the text: give a text, or, to take them "
+            "for one, their ids: corpus([ids.tolist() for ids in stimuli.tokens])"
+        )
+    if not stimuli.tokens or len(stimuli.document) != len(stimuli.tokens):
+        raise UserError(
+            f"stimuli of {len(stimuli.tokens)} sequences with {len(stimuli.document)} document indices: make them with "
+            "tokenise()"
+        )
+    for i, ids in enumerate(stimuli.tokens):
+        if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise UserError(f"sequence {i} of the stimuli is no vector of whole numbers: make them with tokenise()")
+        check_range(ids, vocabulary_size, f"sequence {i} of the stimuli")
+        if len(ids) < MIN_TOKENS or (positions is not None and len(ids) > positions):
+            most = "" if positions is None else f" and has {positions} positions"
+            raise UserError(
+                f"sequence {i} of the stimuli has {len(ids)} tokens; the model needs at least {MIN_TOKENS}{most}"
+            )
 
 
-def _check_range(ids: npt.NDArray[Any], size: int | None, where: str) -> None:
-    wrong = np.flatnonzero((ids < 0) | (ids >= (np.iinfo(np.int64).max if size is None else size)))
-    if wrong.size:
-        vocabulary = "token ids start at 0" if size is None else f"the vocabulary's are 0 to {size - 1}"
-        raise UserError(f"{where}: token id {ids[wrong[0]]} at position {wrong[0]} is out of range ({vocabulary})")
-
-
-# --- Repeated random tokens ---
+def _check_arguments(length: int, name: str, sequences: int | None, bos: str, seed: int) -> None:
+    require_whole(name, length, MIN_TOKENS)
+    if sequences is not None:
+        require_whole("sequences", sequences, 1)
+    require_one_of("bos", bos, BOS_POLICIES)
+    require_whole("seed", seed, 0)
 
 
 def ordinary_token_ids(tokenizer_or_vocabulary_size: PreTrainedTokenizerBase | int) -> Ids:
@@ -573,7 +279,7 @@ def repeated_random_tokens(
     two copies do not divide the length, the second lacks its last token. Each sequence is a document (cluster) of its
     own. A vocabulary size in place of a tokenizer knows no BOS. UserError where the vocabulary is too small.
     """
-    _check_arguments(length, "length", sequences, bos)
+    _check_arguments(length, "length", sequences, bos, seed)
     tokenizer = None if isinstance(tokenizer_or_vocabulary_size, int | np.integer) else tokenizer_or_vocabulary_size
     ordinary = ordinary_token_ids(tokenizer_or_vocabulary_size)
     with _left_as_it_was(tokenizer):

@@ -56,8 +56,8 @@ class Batch:
     rows_checked: int
 
 
-def inspect(handle: ModelHandle, length: int = 8) -> list[LayerInfo]:
-    """The model's attention layers, found by running it on a few tokens.
+def inspect(handle: ModelHandle) -> list[LayerInfo]:
+    """The model's attention layers, found by running it on eight tokens (or as many positions as it has).
 
     Raises:
         UserError: no attention goes through the registry, or a layer sees later positions.
@@ -80,6 +80,7 @@ def inspect(handle: ModelHandle, length: int = 8) -> list[LayerInfo]:
 
     rng = np.random.default_rng(0)
     vocabulary = int(getattr(handle.model.config.get_text_config(), "vocab_size", 32))
+    length = min(8, handle.max_context or 8)
     tokens = torch.from_numpy(rng.integers(0, min(vocabulary, 1000), (1, length))).to(handle.device)
     with capture_for(handle, on_layer):
         forward(handle, tokens)
@@ -96,9 +97,14 @@ def inspect(handle: ModelHandle, length: int = 8) -> list[LayerInfo]:
 
 
 def batches(stimuli: Stimuli, size: int) -> list[list[int]]:
-    """Indices of sequences, at most `size` a batch, sequences of like length together."""
-    order = sorted(range(len(stimuli.tokens)), key=lambda i: (len(stimuli.tokens[i]), i))
-    return [order[i : i + size] for i in range(0, len(order), size)]
+    """Indices of sequences, at most `size` a batch, the shortest first, each batch of one length.
+
+    No sequence is ever padded: rotary embeddings whose frequencies depend on the length (dynamic, longrope) would take
+    that of the longest for all of them.
+    """
+    lengths = np.array([len(tokens) for tokens in stimuli.tokens])
+    of_length = [np.flatnonzero(lengths == length).tolist() for length in np.unique(lengths)]
+    return [same[i : i + size] for same in of_length for i in range(0, len(same), size)]
 
 
 @dataclass
@@ -149,7 +155,7 @@ def sweep(
             sample_tests(len(stimuli.tokens[i]), tests, np.random.default_rng([seed, i, stimuli.kind == "text"]))
             for i in indices
         ]
-        tokens = _pad([stimuli.tokens[i] for i in indices]).to(handle.device)
+        tokens = torch.from_numpy(np.stack([stimuli.tokens[i] for i in indices])).long().to(handle.device)
         rows = _Rows()
 
         def on_layer(
@@ -168,7 +174,7 @@ def sweep(
                 one = trials(
                     call,
                     row,
-                    tokens[row, : len(stimuli.tokens[i])],
+                    tokens[row],
                     torch.from_numpy(positions).to(tokens.device),
                     torch.from_numpy(weights).to(tokens.device, torch.float32),
                     factors[call.layer],
@@ -229,12 +235,6 @@ def weighted_mean(values: Float[Tensor, "heads tests"], weights: Float[Tensor, "
     """Mean by weight; NaN tests do not count; NaN where no test does."""
     there = ~values.isnan()
     return (values.nan_to_num() * weights).sum(-1) / (there * weights).sum(-1)
-
-
-def _pad(sequences: list[np.ndarray]) -> Tensor:
-    """Right-padded with 0: a causal model's earlier positions never see the padding, so it needs no mask."""
-    longest = max(len(s) for s in sequences)
-    return torch.stack([torch.from_numpy(np.pad(s, (0, longest - len(s))).astype(np.int64)) for s in sequences])
 
 
 def _read(rows: _Rows, indices: list[int], stimuli: Stimuli, columns: list[Column]) -> Batch:

@@ -116,7 +116,7 @@ def interval_words(unit: str, number: int) -> str:
             f"No intervals: the text has {number} {unit if number != 1 else unit[:-1]} to resample, and fewer than "
             f"{FEWEST_CLUSTERS} give intervals that are too narrow."
         )
-    why = " (the text is one document)" if unit == "sequences" else ""
+    why = " (all of one document)" if unit == "sequences" else ""
     few = " With so few to resample they are somewhat too narrow." if number < 30 else ""
     return f"95 % percentile intervals of a bootstrap over {number} {unit}{why}, {DRAWS:,} draws.{few}"
 

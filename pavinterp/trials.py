@@ -33,7 +33,7 @@ class Trials:
         scale: factor of `q.k`.
         softcap: `softcap * tanh(score / softcap)` where not None.
         sinks: learned sink logits, one a head, where the model has them.
-        window: how many positions a test sees at most; None is all.
+        memory_start: first position whose CS the last position still sees: where its window or chunk begins.
         write: per head `R` with `R R^T = W_O W_O^T`: right-multiplying takes USs and responses to
             coordinates whose inner product is that of the residual stream.
         rng_seed: seed for measures that sample.
@@ -52,7 +52,7 @@ class Trials:
     scale: float
     softcap: float | None
     sinks: Float[Tensor, "heads"] | None
-    window: int | None
+    memory_start: int
     write: Float[Tensor, "heads d_v d_w"]
     rng_seed: int = 0
     first_head: int = 0

@@ -36,7 +36,7 @@ def make_trials(
         scale=d_k**-0.5,
         softcap=softcap,
         sinks=normal(heads) if sinks else None,
-        window=window,
+        memory_start=max(0, n - window) if window else 0,
         write=write_factor(w_o, dtype),
     )
     return Trials(**(values | given)), w_o

@@ -67,7 +67,7 @@ def test_the_bootstrap_is_the_plain_loop():
 
 def test_sequences_are_resampled_where_there_is_one_document():
     table = tables.heads_table(made_records(documents=1, each=10), LAYERS)
-    assert "over 10 sequences (the text is one document)" in table.attrs["intervals"]
+    assert "over 10 sequences (all of one document)" in table.attrs["intervals"]
     assert table["effective_load_lo"].notna().all()
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pavinterp.capture.call import AttentionCall
 from pavinterp.errors import UserError
+from pavinterp.model_checks import all_configs
 
 PREFIX = "pavinterp_"
 OUTPUT_PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense", "wo", "Wo")
@@ -51,19 +52,19 @@ def capture(
         UserError: an attention module has no output projection under a known name.
     """
     session = _Session(on_layer, layers)
-    configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    before = {key: getattr(config, "_attn_implementation_internal", None) for key, config in configs.items()}
+    configs: list[Any] = all_configs(getattr(module, "config", None) for module in model.modules())
+    before = [config._attn_implementation_internal for config in configs]
     token = _session.set(session)
     try:
-        for key, config in configs.items():
-            kernel = (before[key] or "eager").removeprefix(PREFIX)
+        for config, implementation in zip(configs, before, strict=True):
+            kernel = (implementation or "eager").removeprefix(PREFIX)
             _register(kernel)
             config._attn_implementation_internal = PREFIX + kernel
         with session.hooks:
             yield
     finally:
-        for key, config in configs.items():
-            config._attn_implementation_internal = before[key]
+        for config, implementation in zip(configs, before, strict=True):
+            config._attn_implementation_internal = implementation
         _session.reset(token)
 
 
@@ -113,6 +114,7 @@ def _remember(
     scale = kwargs.get("scaling")
     causal = kwargs.get("is_causal")
     sinks = kwargs.get("s_aux")
+    chunk = _chunk(module, int(layer))
     session.pending[id(module)] = {
         "layer": int(layer),
         "queries": query,
@@ -122,13 +124,21 @@ def _remember(
         "causal": bool(getattr(module, "is_causal", True) if causal is None else causal),
         "scale": float(scale if scale is not None else query.shape[-1] ** -0.5),
         "softcap": kwargs.get("softcap"),
-        "window": kwargs.get("sliding_window"),
+        "window": kwargs.get("sliding_window") if chunk is None else chunk,
+        "chunked": chunk is not None,
         "sinks": sinks.detach() if isinstance(sinks, Tensor) else None,
     }
     if id(module) not in session.hooked:
         session.hooked.add(id(module))
         handle = output_projection(module).register_forward_pre_hook(_finish(session, module))
         session.hooks.callback(handle.remove)
+
+
+def _chunk(module: nn.Module, layer: int) -> int | None:
+    """Positions of a chunk where the layer attends within chunks (Llama 4), which only the mask tells its kernel."""
+    config: Any = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None) or ()
+    return config.attention_chunk_size if layer < len(kinds) and kinds[layer] == "chunked_attention" else None
 
 
 def output_projection(module: nn.Module) -> nn.Module:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from pavinterp.errors import UserError
 from pavinterp.trials import Trials
 
+SMALLEST, LARGEST = 1e-12, 1e12  # of an output projection's largest weight, for float32 to hold squares of writes
+
 
 @dataclass(frozen=True)
 class AttentionCall:
@@ -22,7 +24,9 @@ class AttentionCall:
             grouped-query heads not expanded).
         mask: as the kernel received it: None, boolean (True is visible) or additive.
         causal: whether the kernel is causal where `mask` is None.
-        scale, softcap, window, sinks: the kernel's own.
+        scale, softcap, sinks: the kernel's own.
+        window: how many positions a test sees at most; None is all.
+        chunked: whether those are the ones of its own chunk (of `window` positions, counted from the first).
         response: what the output projection received: the attention output the model went on with.
         projection: the output projection module (`W_O`).
         pattern: the strengths that the model went on with, where hooks on a bridge may have edited them; else None.
@@ -43,6 +47,7 @@ class AttentionCall:
     projection: nn.Module
     pattern: Float[Tensor, "batch heads n n"] | None = None
     replaced: tuple[int, ...] = ()
+    chunked: bool = False
 
 
 def working_dtype(call: AttentionCall) -> torch.dtype:
@@ -78,6 +83,13 @@ def score_bias(
     return bias
 
 
+def memory_start(call: AttentionCall, n: int) -> int:
+    """First of `n` positions whose CS shares the memory with the last one's: where its window or chunk begins."""
+    if call.window is None:
+        return 0
+    return (n - 1) // call.window * call.window if call.chunked else max(0, n - call.window)
+
+
 def trials(
     call: AttentionCall,
     sequence: int,
@@ -102,7 +114,7 @@ def trials(
         scale=call.scale,
         softcap=call.softcap,
         sinks=call.sinks,
-        window=call.window,
+        memory_start=memory_start(call, n),
         write=write,
         rng_seed=rng_seed,
         given_strengths=None if call.pattern is None else call.pattern[sequence, :, tests, :n].to(dtype),
@@ -143,8 +155,17 @@ def write_factor(weight: Float[Tensor, "heads d_v width"], dtype: torch.dtype) -
     """`R` with `R R^T = W_O W_O^T` per head (theory section 1, remedy 2), computed in float64.
 
     Lower-triangular Cholesky factor where `W_O` has full row rank, else the symmetric square root.
+
+    Raises:
+        UserError: weights so large or small that norms of what they write would overflow or vanish in `dtype`.
     """
     wide = weight.detach().to("cpu", torch.float64)
+    largest = float(wide.abs().max())
+    if dtype == torch.float32 and not (largest == 0 or SMALLEST <= largest <= LARGEST):
+        raise UserError(
+            f"an output projection has weights up to {largest:.0e}, whose squares float32 does not hold: "
+            "measure in float64"
+        )
     gram = wide @ wide.mT
     factor, info = torch.linalg.cholesky_ex(gram)
     if bool((info > 0).any()) or not bool(torch.isfinite(factor).all()):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,7 +60,7 @@ def capture(
         if delegated:
             hooks.enter_context(
                 attention_interface.capture(
-                    _without_components(bridge.original_model),
+                    bridge.original_model,
                     lambda call: from_registry.__setitem__(call.layer, call),
                     delegated,
                 )
@@ -84,14 +83,6 @@ def forward(bridge: TransformerBridge, tokens: Tensor) -> Float[Tensor, "batch n
         return bridge(tokens, return_type=None, use_cache=False)
     finally:
         handle.remove()
-
-
-def _without_components(model: nn.Module) -> Any:
-    """A model's modules less those that a bridge put in, whose configurations are not Hugging Face's."""
-    from transformers import PreTrainedConfig
-
-    modules = [module for module in model.modules() if isinstance(getattr(module, "config", None), PreTrainedConfig)]
-    return SimpleNamespace(modules=lambda: modules)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from torch import Tensor
 from pavinterp.measures.base import Column
 from pavinterp.trials import Trials
 
+ROUNDING = 32  # machine epsilons, of the largest number in a head's CSs, that their mean may be off by
 SAMPLE = 256  # CSs a sequence whose pairs are taken: 32,640 pairs
 
 
@@ -31,16 +32,18 @@ class Coherence:
 
     def __call__(self, trials: Trials) -> dict[str, Tensor]:
         positions = sample_positions(trials)
-        keys = trials.keys[:, positions] - shared_mean(trials)
-        absolute, square = pair_means(keys @ keys.mT)
+        keys = directions(trials.keys[:, positions], shared_mean(trials))
+        absolute, square = pair_means(keys)
         absolute, square = (x.repeat_interleave(trials.group) for x in (absolute, square))
         some = keys[:, :: 2 if len(positions) > SAMPLE // 2 else 1].repeat_interleave(trials.group, dim=0)
+        queries = trials.queries[:, positions]
+        queries = queries / queries.abs().amax((1, 2), keepdim=True)  # their common size does not matter; squares do
         return {
             "d_eff": 1 / square,
             "coherence": absolute,
             "own_capacity_worst": 1 + 0.5 / absolute,  # theory.capacity.worst_case_capacity, on the device
             "own_capacity_average": 1 + 1 / square,  # theory.capacity.average_case_capacity
-            "d_eff_query": 1 / query_metric_mean(some @ trials.queries[:, positions].mT, keys.shape[-1]),
+            "d_eff_query": 1 / query_metric_mean(some @ queries.mT, keys.shape[-1]),
         }
 
 
@@ -49,49 +52,53 @@ def query_metric_mean(scores: Float[Tensor, "heads m queries"], d_k: int) -> Flo
 
     The square of an expectation over queries is taken over pairs of different queries (a U-statistic); squaring
     the sample mean instead would add `d_k / queries` to `d_k E[cos^2]`, a factor of two at `d_k = queries`.
+    A CS that no query touches has no direction in this metric; its pairs are left out.
     """
     count = scores.shape[-1]
     squares = scores.square()
     products = (scores @ scores.mT).square() - squares @ squares.mT
-    inverse = 1 / squares.sum(-1, keepdim=True)
+    power = squares.sum(-1, keepdim=True)
+    inverse = torch.where(power > 0, 1 / power, 0.0)
     cosines = products * inverse * inverse.mT * (count / (count - 1))
-    m = scores.shape[1]
+    m = (power > 0).sum((-2, -1))
     mean = (cosines.sum((-2, -1)) - cosines.diagonal(dim1=-2, dim2=-1).sum(-1)) / (m * (m - 1))
     return mean.clamp_min(1 / d_k)  # its least value in d_k dimensions; with few queries the estimate may fall below
 
 
-def memory_start(trials: Trials) -> int:
-    """First position whose CS shares the memory with the last one's: where the last window begins, or 0."""
-    return max(0, trials.keys.shape[1] - trials.window) if trials.window else 0
-
-
 def sample_positions(trials: Trials) -> Int[Tensor, "sample"]:
     """At most SAMPLE positions, evenly drawn, that are in memory together: within the window where there is one."""
-    start = memory_start(trials)
+    start = trials.memory_start
     order = torch.randperm(trials.keys.shape[1] - start, generator=trials.generator())[:SAMPLE]
     return (start + order.sort().values).to(trials.keys.device)
 
 
 def shared_mean(trials: Trials) -> Float[Tensor, "kv_heads 1 d_k"]:
     """Mean of all CSs that are in memory together; softmax ignores it (theory section 1, invariance 1)."""
-    return trials.keys[:, memory_start(trials) :].mean(1, keepdim=True)
+    return trials.keys[:, trials.memory_start :].mean(1, keepdim=True)
 
 
-def pair_means(gram: Float[Tensor, "heads m m"]) -> tuple[Float[Tensor, "heads"], Float[Tensor, "heads"]]:
-    """Mean |cos| and mean cos^2 over pairs of different vectors (U-statistics), from their inner products.
+def directions(
+    keys: Float[Tensor, "kv_heads m d_k"], mean: Float[Tensor, "kv_heads 1 d_k"]
+) -> Float[Tensor, "kv_heads m d_k"]:
+    """Unit vectors of the centred CSs; zero for one that differs from the mean by no more than rounding."""
+    centred = keys - mean
+    largest = torch.maximum(keys.abs().amax((1, 2), keepdim=True), mean.abs().amax((1, 2), keepdim=True))
+    centred = centred / torch.where(largest > 0, largest, 1.0)  # so that squares neither overflow nor vanish
+    length = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
+    rounding = ROUNDING * torch.finfo(keys.dtype).eps
+    return torch.where(length > rounding, centred / length, 0.0)
 
-    A vector of length zero has no direction; its pairs are left out. NaN with fewer than two directions.
+
+def pair_means(units: Float[Tensor, "heads m d"]) -> tuple[Float[Tensor, "heads"], Float[Tensor, "heads"]]:
+    """Mean |cos| and mean cos^2 over pairs of different unit vectors (U-statistics).
+
+    A zero vector has no direction; its pairs are left out. NaN with fewer than two directions.
     """
-    length = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-    inverse = torch.where(length > 0, 1 / length, 0.0)[:, :, None]
-    count = (length > 0).sum(-1)
+    cosines = units @ units.mT
+    count = cosines.diagonal(dim1=-2, dim2=-1).sum(-1).round()
     pairs = count * (count - 1)
-
-    def mean(values: Tensor, scale: Tensor) -> Tensor:
-        total = (scale.mT @ (values @ scale))[:, 0, 0] - count  # each vector's cosine with itself is one
-        return total.clamp_min(0) / pairs
-
-    return mean(gram.abs(), inverse), mean(gram.square(), inverse.square())
+    absolute, square = cosines.abs().sum((-2, -1)), cosines.square().sum((-2, -1))
+    return tuple((total - count).clamp_min(0) / pairs for total in (absolute, square))  # less those with themselves
 
 
 def spectrum(trials: Trials) -> Float[Tensor, "kv_heads d_k"]:
@@ -100,6 +107,7 @@ def spectrum(trials: Trials) -> Float[Tensor, "kv_heads d_k"]:
     Their participation ratio 1 / sum(lambda^2) estimates d_eff over all positions that share the memory; it
     counts each CS's cosine with itself, so it lies a little below `d_eff`.
     """
-    keys = torch.nn.functional.normalize(trials.keys[:, memory_start(trials) :] - shared_mean(trials), dim=-1)
-    moment = (keys.mT @ keys).double().cpu() / keys.shape[1]
-    return torch.linalg.eigvalsh(moment).flip(-1).clamp_min(0)
+    keys = directions(trials.keys[:, trials.memory_start :], shared_mean(trials))
+    moment = (keys.mT @ keys).double().cpu()
+    eigenvalues = torch.linalg.eigvalsh(moment).flip(-1).clamp_min(0)
+    return eigenvalues / eigenvalues.sum(-1, keepdim=True)  # NaN where no CS has a direction

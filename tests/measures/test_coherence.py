@@ -68,15 +68,14 @@ def test_isotropic_queries_give_the_query_metric_all_its_dimensions(d_k):
 
 
 def test_orthogonal_directions_have_no_coherence():
-    gram = torch.eye(5, dtype=torch.float64)[None] * 3
-    absolute, square = module.pair_means(gram)
+    absolute, square = module.pair_means(torch.eye(5, dtype=torch.float64)[None])
     assert absolute.item() == pytest.approx(0, abs=1e-15)
     assert square.item() == pytest.approx(0, abs=1e-15)
 
 
 def test_a_vector_without_length_has_no_pairs():
-    vectors = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
-    absolute, square = module.pair_means((vectors @ vectors.T)[None])
+    vectors = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]], dtype=torch.float64)
+    absolute, square = module.pair_means(module.directions(vectors, torch.zeros(1, 1, 2, dtype=torch.float64)))
     assert absolute.item() == pytest.approx(0.5**0.5)
     assert square.item() == pytest.approx(0.5)
 
@@ -114,3 +113,29 @@ def test_a_window_keeps_css_that_never_meet_apart():
     assert module.sample_positions(near).min() >= 500
     alone, _ = make_trials(n=100, heads=1, kv_heads=1, keys=keys[:, 500:], tests=[99])
     assert Coherence()(near)["d_eff"].item() == pytest.approx(Coherence()(alone)["d_eff"].item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-13, 1e12, 1e25])
+def test_the_size_of_css_and_queries_changes_nothing(size):
+    """float32 holds squares of none of these."""
+    trials, _ = make_trials(n=40, dtype=torch.float32)
+    other, _ = make_trials(n=40, dtype=torch.float32, keys=trials.keys * size, queries=trials.queries * size)
+    for (name, one), two in zip(Coherence()(trials).items(), Coherence()(other).values(), strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-5, atol=0, msg=name)  # rounding of the rescaled numbers
+    torch.testing.assert_close(spectrum(other), spectrum(trials), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_constant_css_have_no_geometry(dtype):
+    """Their centred remainder is rounding, whose directions mean nothing."""
+    constant = torch.randn(2, 1, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    trials, _ = make_trials(n=300, dtype=dtype, keys=constant.expand(2, 300, 8).contiguous())
+    assert all(value.isnan().all() for value in Coherence()(trials).values())
+    assert spectrum(trials).isnan().all()
+
+
+def test_a_head_that_asks_nothing_has_no_query_metric():
+    trials, _ = make_trials(queries=torch.zeros(4, 24, 8, dtype=torch.float64))
+    numbers = Coherence()(trials)
+    assert numbers["d_eff_query"].isnan().all()
+    assert numbers["d_eff"].isfinite().all()

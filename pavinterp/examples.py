@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from pavinterp.capture.bridge_attention import original
 from pavinterp.capture.call import AttentionCall, output_weight, trials, working_dtype, write_factor
 from pavinterp.capture.paths import capture_for, forward
 from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle
+from pavinterp.norms import Norms, norm_gain
 from pavinterp.sampling import sample_tests
 from pavinterp.stimuli import Stimuli
 from pavinterp.trials import Trials
@@ -26,7 +27,14 @@ AROUND = 4  # tokens of text shown on each side of a CS
 
 
 def examples(
-    handle: ModelHandle, stimuli: Stimuli, *, tests: int | None, layers: set[int] | None, seed: int, sequences: int = 2
+    handle: ModelHandle,
+    stimuli: Stimuli,
+    norms: Norms,
+    *,
+    tests: int | None,
+    layers: set[int] | None,
+    seed: int,
+    sequences: int = 2,
 ) -> list[dict[str, Any]]:
     """Up to four telling tests of each head, from the first `sequences` sequences of the text.
 
@@ -37,7 +45,7 @@ def examples(
         One dict an example: layer, head, sequence, document, position, effective_load, fidelity,
         response_norm, why, window_start, tokens, strengths (a_tj of the shown tokens), associations.
     """
-    unembed = Unembedding(handle)
+    unembed = Unembedding(handle, norms)
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for i in range(min(sequences, len(stimuli.tokens))):
         tokens = torch.from_numpy(stimuli.tokens[i]).to(handle.device)
@@ -155,31 +163,18 @@ def token_strings(handle: ModelHandle, tokens: np.ndarray) -> list[str]:
 
 
 class Unembedding:
-    """Direct effect of a write to the residual stream on the logits, up to the final norm's scale.
+    """Direct effect of a write to the residual stream on the logits, up to the norms' scales.
 
-    A write `w` promotes token `i` by `(w * gain) . U_i`: the final norm's gain is folded in, its scale (the
-    same for all tokens) is left out. LayerNorm's centring is applied where the final norm centres.
+    A write `w` promotes token `i` by `(w * gain) . U_i`: the gain of the final norm is folded in, and that of a norm
+    on the write itself, their scales (the same for all tokens) are left out. Norms that centre do so here too.
     """
 
-    def __init__(self, handle: ModelHandle) -> None:
+    def __init__(self, handle: ModelHandle, norms: Norms) -> None:
         self.handle = handle
         head: Any = handle.model.get_output_embeddings()
         weight: Any = None if head is None else original(head).weight
         self.weight: Tensor | None = None if weight is None else weight.detach()
-        self.norm = _find(handle.model.base_model, ("norm", "ln_f", "final_layernorm", "final_layer_norm"))
-
-    def gain_after(self, layer: int) -> Tensor | None:
-        """Gain of a norm that the block applies to the attention's write itself (Gemma 2 and 3, OLMo 2), else None."""
-        blocks = _find(self.handle.model.base_model, ("layers", "h", "blocks"))
-        if not isinstance(blocks, nn.ModuleList):
-            return None
-        block: Any = original(blocks[layer])
-        if not (hasattr(block, "pre_feedforward_layernorm") or hasattr(block, "post_feedforward_layernorm")):
-            return None  # elsewhere `post_attention_layernorm` is the next block's input norm: not on the write
-        if not hasattr(block, "post_attention_layernorm"):
-            return None  # VaultGemma norms before the feed-forward layer only
-        norm = original(block.post_attention_layernorm)
-        return norm_gain(norm, self.handle.model.config.get_text_config().hidden_size)[0]
+        self.norms = norms
 
     def decode(self, layer: int, examples: list[dict[str, Any]]) -> None:
         """Put, in place of each association's write, the tokens it promotes and suppresses most, strongest first."""
@@ -195,13 +190,11 @@ class Unembedding:
         if self.weight is None or tokenizer is None or not rows or narrower:
             return [[] for _ in rows], [[] for _ in rows]
         writes = torch.stack(rows)
-        gain = self.gain_after(layer)
-        if gain is not None:
-            writes = writes * gain.to(writes.dtype)
-        if self.norm is not None:
-            final, centres = norm_gain(self.norm, writes.shape[-1])
-            writes = writes - writes.mean(-1, keepdim=True) if centres else writes
-            writes = writes * final.to(writes)
+        for norm in (self.norms.on_write.get(layer), self.norms.final):
+            if norm is not None:
+                gain, centres = norm_gain(norm, writes.shape[-1])
+                writes = writes - writes.mean(-1, keepdim=True) if centres else writes
+                writes = writes * gain.to(writes)
         up, down = [], []
         for part in writes.split(64):  # 64 rows of logits at a time
             logits = (part @ self.weight.to(part.dtype).T)[:, : len(tokenizer)]  # embeddings are often padded
@@ -212,24 +205,3 @@ class Unembedding:
     def _strings(self, ids: Tensor) -> list[list[str]]:
         flat = token_strings(self.handle, ids.flatten().cpu().numpy())
         return [flat[i : i + PROMOTED] for i in range(0, len(flat), PROMOTED)]
-
-
-def norm_gain(norm: nn.Module, width: int) -> tuple[Float[Tensor, "width"], bool]:
-    """A norm's gain, and whether it subtracts the mean, read off its action on two vectors.
-
-    On a vector of alternating +1 and -1 (mean 0, variance 1) every LayerNorm and RMSNorm, however its
-    weight is stored, gives gain * input + bias; on a constant vector one that centres gives its bias alone.
-    """
-    parameter = next(norm.parameters(), torch.ones(()))  # some norms have none (OLMo)
-    sign = torch.ones(width, dtype=parameter.dtype, device=parameter.device)
-    ones = sign.clone()
-    sign[1::2] = -1
-    with torch.no_grad():
-        gain = 0.5 * (norm(sign) - norm(-sign)) * sign
-        centres = bool((norm(ones) - norm(-ones)).abs().max() < 1e-3 * gain.abs().max())
-    return gain, centres
-
-
-def _find(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
-    found = (getattr(module, n, None) for n in names)
-    return next((original(m) for m in found if isinstance(m, nn.Module)), None)  # without the hooks of a bridge

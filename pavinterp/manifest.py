@@ -15,17 +15,16 @@ from pavinterp import __version__
 from pavinterp.capture.bridge_attention import hooked_points
 from pavinterp.capture.paths import TRANSFORMER_LENS, path_of
 from pavinterp.models import ModelHandle
+from pavinterp.norms import Norms
 from pavinterp.stimuli import Stimuli
 from pavinterp.sweep import LayerInfo
-
-# Found in blocks that normalise the attention's own output: Gemma 2 and 3, OLMo 2 and 3, EXAONE 4, GLM-4.
-NORMS_ON_THE_WRITE = ("pre_feedforward_layernorm", "post_feedforward_layernorm", "post_self_attn_layernorm")
 
 
 def describe_run(
     handle: ModelHandle,
     shapes: list[LayerInfo],
     measured: list[LayerInfo],
+    norms: Norms,
     stimuli: Stimuli,
     probe: Stimuli,
     records: pd.DataFrame,
@@ -38,6 +37,7 @@ def describe_run(
         handle: the model.
         shapes: every attention layer of the model.
         measured: those measured.
+        norms: that attention's writes pass through.
         stimuli: the text.
         probe: the repeated random tokens.
         records: of the run, for notes on what they lack.
@@ -59,7 +59,7 @@ def describe_run(
         "tests_per_sequence": arguments["tests"],
         "layers": [asdict(info) for info in measured],
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
-        "notes": notes_on(handle, shapes, records),
+        "notes": notes_on(handle, shapes, norms, stimuli, records),
     }
 
 
@@ -107,7 +107,9 @@ def command_of(handle: ModelHandle, stimuli: Stimuli, arguments: dict[str, Any])
     return shlex.join(words)
 
 
-def notes_on(handle: ModelHandle, shapes: list[LayerInfo], records: pd.DataFrame) -> list[str]:
+def notes_on(
+    handle: ModelHandle, shapes: list[LayerInfo], norms: Norms, stimuli: Stimuli, records: pd.DataFrame
+) -> list[str]:
     """What a reader of this run must know beside the definitions."""
     notes = []
     total = getattr(handle.model.config.get_text_config(), "num_hidden_layers", len(shapes))
@@ -123,9 +125,21 @@ def notes_on(handle: ModelHandle, shapes: list[LayerInfo], records: pd.DataFrame
         notes.append(
             f"{len(silent)} heads write nothing in some sequences (no US reaches the residual stream): {names}."
         )
-    blocks = next((m for n, m in handle.model.named_modules() if n.endswith(("layers", "h"))), None)
-    if blocks is not None and any(hasattr(b, name) for b in blocks.children() for name in NORMS_ON_THE_WRITE):
+    if norms.on_write:
         notes.append(
             "This architecture normalises the attention's output after W_O; inner products are taken before that norm."
+        )
+    if norms.final is None:
+        notes.append("No norm was found between the last layer and the unembedding; promoted tokens are without one.")
+    if norms.hooked:
+        notes.append(
+            f"The output projections of layers {norms.hooked} have forward hooks; what those change after W_O is in no "
+            "number here."
+        )
+    if stimuli.short_documents:
+        one = stimuli.short_documents == 1
+        notes.append(
+            f"{stimuli.short_documents} {'document' if one else 'documents'} of those read {'is' if one else 'are'} "
+            f"shorter than one sequence and left out."
         )
     return notes

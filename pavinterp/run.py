@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 
 from pavinterp import store
 from pavinterp.arguments import require_one_of, require_whole
@@ -23,6 +24,7 @@ from pavinterp.examples import examples as find_examples
 from pavinterp.manifest import describe_run
 from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
+from pavinterp.norms import find_norms
 from pavinterp.output import new_folder
 from pavinterp.progress import progress_to
 from pavinterp.stimuli import (
@@ -160,6 +162,7 @@ def measure(
         chosen = choose_layers(shapes, layers)
         stimuli = _stimuli(handle, corpus, context, sequences, bos, seed)
         probe = _probe(handle, stimuli, bos, seed)
+        norms = find_norms(handle, torch.from_numpy(stimuli.tokens[0][None, :MIN_TOKENS]).long().to(handle.device))
         frames: dict[str, list[pd.DataFrame]] = {"records": [], "tests": [], "spectra": []}
         residuals: dict[int, list[float]] = {}
         rows = 0
@@ -191,7 +194,7 @@ def measure(
         found = []
         if examples:
             stage("strongest associations", 0, 1)
-            found = find_examples(handle, stimuli, tests=tests, layers=chosen, seed=seed)
+            found = find_examples(handle, stimuli, norms, tests=tests, layers=chosen, seed=seed)
             stage("strongest associations", 1, 1)
     records = pd.concat(frames["records"], ignore_index=True).sort_values(
         ["stimuli", "sequence", "layer", "head"], ascending=[False, True, True, True], ignore_index=True
@@ -210,7 +213,7 @@ def measure(
         "bos": bos,
         "capture": capture,
     }
-    manifest = describe_run(handle, shapes, measured, stimuli, probe, records, arguments, command)
+    manifest = describe_run(handle, shapes, measured, norms, stimuli, probe, records, arguments, command)
     if sequences is not None and sequences > len(stimuli.tokens):
         manifest["notes"].append(
             f"{sequences} sequences were asked for; the text has {len(stimuli.tokens)} of {arguments['context']} "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -48,8 +50,9 @@ ARCHITECTURES = {
 }
 
 
-def build(kind: str) -> torch.nn.Module:
-    config = AutoConfig.for_model(kind, **(TINY | ARCHITECTURES[kind]))
+def build(kind: str, **options: Any) -> torch.nn.Module:
+    """A model with two layers; `options` go into its configuration."""
+    config = AutoConfig.for_model(kind, **(TINY | ARCHITECTURES.get(kind, {}) | options))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config).eval()

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import tiny
 import torch
+from architectures import build
 
 import pavinterp as pi
 from pavinterp.measures import all_measures
@@ -207,3 +208,83 @@ def test_half_a_surrogate_pair_is_kept(tmp_path):
     run.details.examples = [{"layer": 0, "head": 0, "tokens": ["\udc80", "é"]}]
     run.save(tmp_path / "run")
     assert Run.load(tmp_path / "run").details.examples == run.details.examples
+
+
+def test_rotary_frequencies_that_follow_the_length_are_those_of_each_sequence_and_are_given_back():
+    """Longrope takes other frequencies beyond 16 tokens: no sequence may get those of a longer one beside it."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 16}
+    model = build("phi3", rope_parameters={"rope_type": "longrope", "rope_theta": 10_000.0, **factors})
+    rotary = model.model.rotary_emb
+    with torch.no_grad():
+        model(torch.arange(3, 35)[None])  # leaves the long frequencies behind
+    left_behind, attributes = rotary.inv_freq.clone(), set(vars(rotary))
+    sequences = documents(4, 12, 101) + documents(5, 32, 101)
+    together = run_on(model, sequences, batch=9)
+    alone = [run_on(model, [s] * 2).records for s in sequences]
+    for i, records in enumerate(alone):
+        one = records[(records["stimuli"] == "text") & (records["sequence"] == 0)]["top_strength"]
+        mine = together.records[(together.records["stimuli"] == "text") & (together.records["sequence"] == i)]
+        np.testing.assert_allclose(one, mine["top_strength"], rtol=1e-5)
+    assert torch.equal(rotary.inv_freq, left_behind)
+    assert set(vars(rotary)) == attributes
+
+
+def test_chunks_are_windows_that_do_not_slide():
+    model = build(
+        "llama4_text",
+        attention_chunk_size=8,
+        intermediate_size_mlp=48,
+        layer_types=["chunked_attention", "full_attention"],
+        no_rope_layers=[1, 0],
+        num_local_experts=2,
+    )
+    run = run_on(model, documents(9, 20, 101))
+    heads = run.heads()
+    assert heads["window"].groupby("layer").first().tolist() == [8, pd.NA]
+    crossed = heads.loc[0][["horizon_worst", "horizon_average"]]
+    assert ((crossed <= 8) | np.isinf(crossed)).all(axis=None)
+    assert (heads.loc[0, "nominal_load"] <= 8).all()
+
+
+def test_arguments_that_are_none_of_measure():
+    model, text = tiny.gpt2(), [np.arange(40)] * 2
+    for options, message in [
+        ({"tests": 0}, r"tests must be a whole number of at least 1 or None \(every position\), got 0"),
+        ({"tests": "all"}, "tests must be a whole number"),
+        ({"batch": 0}, "batch must be a whole number of at least 1"),
+        ({"batch": 2.0}, "batch must be a whole number"),
+        ({"seed": -1}, "seed must be a whole number of at least 0"),
+        ({"seed": None}, "seed must be a whole number"),
+        ({"layers": 0}, "layers must be a list"),
+        ({"layers": "0"}, "layers must be a list"),
+        ({"layers": [0.5]}, "each of layers must be a whole number"),
+        ({"bos": True}, "bos must be one of"),
+        ({"context": "64"}, "context must be a whole number"),
+        ({"context": 7}, "context must be a whole number of at least 8, got 7"),
+        ({"sequences": 1.5}, "sequences must be a whole number"),
+        ({"progress": 5}, "progress must be a function"),
+    ]:
+        with pytest.raises(pi.UserError, match=message):
+            measure(pi.load(model), text, **options)
+    with pytest.raises(pi.UserError, match="with ready Stimuli"):
+        run_on(model, text, context=16)
+    with pytest.raises(pi.UserError, match=r"sequence 1 of the stimuli: token id 300 at position 0"):
+        run_on(model, [np.arange(40), np.full(40, tiny.VOCABULARY)])
+    with pytest.raises(pi.UserError, match="has 64 positions"):
+        run_on(model, [np.zeros(65, int)])
+
+
+def test_a_model_with_fewer_positions_than_a_sequence_needs():
+    with pytest.raises(pi.UserError, match="context must be a whole number of at least 8, got 4"):
+        measure(pi.load(tiny.gpt2(positions=4)), [np.arange(40)] * 2)
+
+
+def test_documents_that_are_too_short_are_noted():
+    run = measure(pi.load(tiny.gpt2()), [np.arange(40), np.arange(5), np.arange(6)], context=16, examples=False)
+    assert "2 documents of those read are shorter than one sequence and left out." in run.manifest["notes"]
+    assert (
+        "(all of one document)"
+        in measure(pi.load(tiny.gpt2()), [np.arange(200), np.arange(5)], context=16, examples=False).manifest[
+            "intervals"
+        ]
+    )

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from pavinterp import __version__
+from pavinterp.errors import UserError
 from pavinterp.options import (
     Batch,
     Bos,
@@ -152,10 +153,17 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
                 else:
                     run.save(folder, overwrite=overwrite)
         page = folder / "index.html" if with_pages else None
-        if as_json:
-            terminal.print_json({"folder": folder.absolute(), "page": page and page.absolute(), **run.manifest})
-            return
-        print(*terminal.run_lines(run.manifest, run.heads()), page or folder, sep="\n")
+        try:
+            if as_json:
+                terminal.print_json({"folder": folder.absolute(), "page": page and page.absolute(), **run.manifest})
+            else:
+                print(*terminal.run_lines(run.manifest, run.heads()), page or folder, sep="\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            why = error.strerror or error
+            raise UserError(f"the run is whole in {folder}, but its summary cannot be printed here ({why})") from error
 
     return command
 
@@ -176,7 +184,6 @@ def heads(
 ) -> None:
     """Print the table of heads of a run."""
     from pavinterp import store, terminal
-    from pavinterp.errors import UserError
 
     if as_json and as_csv:
         raise UserError("--json and --csv: choose one of them")

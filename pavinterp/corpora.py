@@ -159,6 +159,8 @@ def _parquet(path: Path, field: str) -> Iterator[Document]:
         with parquet.ParquetFile(path) as file:
             if field not in file.schema_arrow.names:
                 raise _no_field(f"{path}", field, file.schema_arrow.names)
+            if file.schema_arrow.names.count(field) > 1:
+                raise UserError(f"{path} has several columns {field!r}: rename them, or name another (text_field)")
             row = 0
             for batch in file.iter_batches(batch_size=1024, columns=[field]):
                 for value in batch.column(0).to_pylist():

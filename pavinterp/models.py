@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from pavinterp.devices import device_named, dtype_named
 from pavinterp.errors import UserError
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["ModelHandle", "check_finite", "fingerprint", "load", "untouched"]
+
+_locks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by model: who captures it sets its configuration
+_locks_lock = threading.Lock()
 
 CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 
@@ -278,8 +283,19 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 
     Restored: each module's training flag, each parameter's requires_grad, the attention implementation of every
     configuration in the model, and rotary frequencies that follow the length of what is read (dynamic, longrope).
-    Hooks are the business of whoever adds them.
+    Hooks are the business of whoever adds them. One thread at a time has a model: another waits here.
     """
+    with _lock_of(model), _restored(model):
+        yield
+
+
+def _lock_of(model: torch.nn.Module) -> Any:
+    with _locks_lock:
+        return _locks.setdefault(model, threading.RLock())
+
+
+@contextmanager
+def _restored(model: torch.nn.Module) -> Iterator[None]:
     training = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     configs = all_configs(getattr(module, "config", None) for module in model.modules())
@@ -304,15 +320,14 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 def _rotary_state(module: torch.nn.Module) -> Callable[[], None]:
     """A function that gives a module the rotary frequencies back that it has now, and what it noted beside them."""
     state = ("inv_freq", "max_seq_len_cached", "attention_scaling")  # names, after "" or "full_attention_" and the like
-    buffers = {name: buffer for name, buffer in module._buffers.items() if name.endswith("inv_freq")}
-    values = {name: None if buffer is None else buffer.clone() for name, buffer in buffers.items()}
+    buffers = {name: b for name, b in module._buffers.items() if b is not None and name.endswith("inv_freq")}
+    values = {name: buffer.clone() for name, buffer in buffers.items()}
     noted = {name: value for name, value in vars(module).items() if name.endswith(state)}
 
     def restore() -> None:
         for name, buffer in buffers.items():
             module._buffers[name] = buffer
-            if buffer is not None:
-                buffer.copy_(values[name])  # the very tensor: CUDA graphs replay from its address
+            buffer.copy_(values[name])  # the very tensor: CUDA graphs replay from its address
         for name in [name for name in vars(module) if name.endswith(state)]:
             del vars(module)[name]
         vars(module).update(noted)

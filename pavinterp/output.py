@@ -12,6 +12,13 @@ from pathlib import Path
 
 from pavinterp.errors import UserError
 
+# What a run folder may hold; anything else there is somebody's own.
+FILES = {
+    *("manifest.json", "heads.csv", "heads.parquet", "records.parquet", "tests.parquet", "spectra.parquet"),
+    *("examples.json", "index.html", ".DS_Store", "Thumbs.db", "desktop.ini"),
+}
+FOLDERS = {"heads": ".html", "figures": ".svg"}
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -71,8 +78,10 @@ def check_folder(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     target = Path(path).expanduser()
     try:
         target = target.resolve()
-        if os.path.lexists(target):
-            _check_replaceable(target, overwrite)
+        if target.parent.is_dir():
+            with _one_at_a_time(target.parent):  # not while another process puts its run there
+                if os.path.lexists(target):
+                    _check_replaceable(target, overwrite)
         holder = target.parent if target.parent.exists() else target.parent.parent
         if not holder.is_dir():
             wrong = "is not a folder" if holder.exists() else "does not exist"
@@ -93,6 +102,14 @@ def _check_replaceable(target: Path, overwrite: bool) -> None:
         raise UserError(f"{target} exists and is not a pavinterp run, so it is never replaced: choose another name")
     if not overwrite:
         raise UserError(f"{target} exists: replace it with --overwrite (overwrite=True) or choose another name")
+    if target in (here := Path.cwd(), *here.parents):
+        raise UserError(
+            f"{target} is the folder you are in and cannot be replaced: go elsewhere, or choose another name"
+        )
+    if foreign := _foreign(target):
+        raise UserError(
+            f"{target} holds {foreign}, which pavinterp did not write and would delete: move it, or choose another name"
+        )
 
 
 def is_run(folder: Path) -> bool:
@@ -102,6 +119,18 @@ def is_run(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(manifest, dict) and "pavinterp_version" in manifest
+
+
+def _foreign(run: Path) -> str | None:
+    """Something in a run folder that is no part of a run, by its path there."""
+    for path in sorted(run.iterdir()):
+        if path.name in FOLDERS and path.is_dir():
+            for inside in path.iterdir():
+                if not inside.name.endswith(FOLDERS[path.name]):
+                    return f"{path.name}/{inside.name}"
+        elif path.name not in FILES:
+            return path.name
+    return None
 
 
 def _sibling(target: Path, role: str) -> Path:
@@ -115,17 +144,35 @@ def _sibling(target: Path, role: str) -> Path:
 
 
 def _put(partial: Path, target: Path, overwrite: bool) -> None:
-    """Rename `partial` to `target`; what stands there goes only after that."""
-    if not os.path.lexists(target):
-        partial.rename(target)
-        return
-    _check_replaceable(target, overwrite)  # again: it may have appeared or changed while we worked
-    old = _sibling(target, "old")
-    old.rmdir()  # the name was wanted; not every system renames onto an empty folder
-    target.rename(old)
-    try:
-        partial.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
+    """Rename `partial` to `target`; what stands there goes only after that. Other processes wait meanwhile."""
+    with _one_at_a_time(target.parent):
+        if not os.path.lexists(target):
+            partial.rename(target)
+            return
+        _check_replaceable(target, overwrite)  # again: it may have appeared or changed while we worked
+        old = _sibling(target, "old")
+        old.rmdir()  # the name was wanted; not every system renames onto an empty folder
+        target.rename(old)
+        try:
+            partial.rename(target)
+        except BaseException:
+            old.rename(target)
+            raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder itself, which leaves no file behind; where the system has no such locks, none."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems cannot
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -231,6 +231,32 @@ def test_a_full_disk_behind_standard_output_is_one_line(demo_folder: Path) -> No
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_summary_that_cannot_be_printed_does_not_hide_the_run(in_tmp: Path) -> None:
+    with open("/dev/full", "w") as full:
+        arguments = [sys.executable, "-m", "pavinterp", "measure", *SMALL, "--quiet", "--out", "made"]
+        done = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("pavinterp: the run is whole in made, but its summary cannot be printed here")
+    assert len(done.stderr.splitlines()) == 1
+    assert (in_tmp / "made" / "manifest.json").exists()
+
+
+def test_ctrl_c_while_python_imports_is_one_line() -> None:
+    """The signal comes at the first import that `pavinterp` makes of its own."""
+    code = (
+        "import os, signal, sys, builtins, importlib.abc\n"
+        "class Stop(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "from pavinterp.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "pavinterp: interrupted: nothing was written\n"
+
+
 # --- Bad input: one line, exit 2, nothing left behind ---
 
 

@@ -272,6 +272,14 @@ def test_unreadable_file(tmp_path, suffix):
     one_line(error)
 
 
+def test_parquet_with_two_columns_of_one_name(tmp_path):
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="several columns 'text'") as error:
+        corpus(tmp_path / "a.parquet")
+    one_line(error)
+
+
 def test_parquet_without_the_field_or_with_numbers_there(tmp_path):
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"n": [1], "body": ["a"]}), path)

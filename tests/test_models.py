@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import huggingface_hub
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -319,3 +321,15 @@ def test_real_classes_only() -> None:
         warnings.simplefilter("error")
         model = AutoModelForCausalLM.from_config(tiny.llama().config, attn_implementation="eager")
         assert load(model).model.config._attn_implementation == "eager"
+
+
+def test_threads_have_a_model_one_after_another():
+    """Two measurements of one live model at once: the second waits, and the model comes back as it was."""
+    model = tiny.llama()
+    attention = model.config._attn_implementation
+    tokens = [np.arange(40)] * 2
+    with ThreadPoolExecutor(4) as pool:
+        runs = list(pool.map(lambda _: pavinterp.measure(model, tokens, progress=False, examples=False), range(4)))
+    assert all(run.records.equals(runs[0].records) for run in runs)
+    assert model.config._attn_implementation == attention
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())

@@ -61,12 +61,52 @@ def test_a_parent_that_was_there_before_stays(tmp_path: Path) -> None:
 
 def test_overwrite_puts_the_new_run_in_the_place_of_the_old(tmp_path: Path) -> None:
     target = make_run(tmp_path / "gpt2")
-    (target / "left_over").write_text("of the old run")
+    (target / "examples.json").write_text("of the old run")
     with new_folder(target, overwrite=True) as folder:
         assert (target / "heads.csv").read_text() == "old", "the old run stands until the new one is whole"
         (folder / "heads.csv").write_text("new")
     assert os.listdir(tmp_path) == ["gpt2"]
     assert os.listdir(target) == ["heads.csv"]
+
+
+@pytest.mark.parametrize("name", ["notes.md", "heads/marked.csv", "figures/mine.png", "sub/heads.csv"])
+def test_overwrite_never_deletes_what_somebody_else_put_there(tmp_path: Path, name: str) -> None:
+    target = make_run(tmp_path / "gpt2")
+    (target / name).parent.mkdir(exist_ok=True)
+    (target / name).write_text("weeks of work")
+    with pytest.raises(UserError, match=f"holds {name.removesuffix('/heads.csv')}, which pavinterp did not write"):
+        check_folder(target, overwrite=True)
+    assert (target / name).read_text() == "weeks of work"
+
+
+def test_the_folder_one_is_in_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_run(tmp_path / "gpt2")
+    (target / "heads").mkdir()
+    for here in (target, target / "heads"):
+        monkeypatch.chdir(here)
+        with pytest.raises(UserError, match="the folder you are in"):
+            check_folder(target, overwrite=True)
+
+
+def test_processes_that_overwrite_one_folder_at_once_leave_one_whole_run(tmp_path: Path) -> None:
+    make_run(tmp_path / "gpt2")
+    code = (
+        "import json, sys; from pathlib import Path; from pavinterp.output import new_folder\n"
+        "for turn in range(60):\n"
+        "    with new_folder(Path(sys.argv[1]), overwrite=True) as folder:\n"
+        "        (folder / 'heads.csv').write_text(sys.argv[2])\n"
+        "        (folder / 'manifest.json').write_text(json.dumps({'pavinterp_version': sys.argv[2]}))\n"
+    )
+    workers = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "gpt2"), str(i)], stderr=subprocess.PIPE)
+        for i in range(4)
+    ]
+    for worker in workers:
+        _, errors = worker.communicate(timeout=120)
+        assert worker.returncode == 0, errors.decode()
+    assert os.listdir(tmp_path) == ["gpt2"]
+    version = json.loads((tmp_path / "gpt2" / "manifest.json").read_text())["pavinterp_version"]
+    assert (tmp_path / "gpt2" / "heads.csv").read_text() == version
 
 
 def test_overwrite_keeps_the_old_run_where_writing_breaks_off(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_rotary_frequencies_that_follow_the_length_are_those_of_each_sequence_an
     model = build("phi3", rope_parameters={"rope_type": "longrope", "rope_theta": 10_000.0, **factors})
     rotary = model.model.rotary_emb
     with torch.no_grad():
-        model(torch.arange(3, 35)[None])  # leaves the long frequencies behind
+        model(torch.arange(3, 11)[None])  # leaves the short frequencies behind, the run ends on long ones
     left_behind, attributes = rotary.inv_freq.clone(), set(vars(rotary))
     sequences = documents(4, 12, 101) + documents(5, 32, 101)
     together = run_on(model, sequences, batch=9)

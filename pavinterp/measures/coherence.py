@@ -97,8 +97,8 @@ def pair_means(units: Float[Tensor, "heads m d"]) -> tuple[Float[Tensor, "heads"
     cosines = units @ units.mT
     count = cosines.diagonal(dim1=-2, dim2=-1).sum(-1).round()
     pairs = count * (count - 1)
-    absolute, square = cosines.abs().sum((-2, -1)), cosines.square().sum((-2, -1))
-    return tuple((total - count).clamp_min(0) / pairs for total in (absolute, square))  # less those with themselves
+    absolute, square = cosines.abs().sum((-2, -1)), cosines.square().sum((-2, -1))  # those with themselves are 1
+    return (absolute - count).clamp_min(0) / pairs, (square - count).clamp_min(0) / pairs
 
 
 def spectrum(trials: Trials) -> Float[Tensor, "kv_heads d_k"]:

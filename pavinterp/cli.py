@@ -27,6 +27,7 @@ from pavinterp.options import (
     Dtype,
     Json,
     Layers,
+    MaxDocuments,
     Model,
     Out,
     Overwrite,
@@ -36,6 +37,8 @@ from pavinterp.options import (
     Seed,
     Sequences,
     Tests,
+    TextField,
+    Tokenizer,
     Trust,
     name_of,
     parse_layers,
@@ -95,6 +98,8 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         ctx: typer.Context,
         model: Model = "demo",
         corpus: CorpusOption = "demo",
+        text_field: TextField = "text",
+        max_documents: MaxDocuments = None,
         context: Context = None,
         sequences: Sequences = None,
         bos: Bos = "auto",
@@ -107,6 +112,7 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         dtype: Dtype = "float32",
         seed: Seed = 0,
         revision: Revision = None,
+        tokenizer: Tokenizer = None,
         trust_remote_code: Trust = False,
         out: Out = None,
         overwrite: Overwrite = False,
@@ -127,10 +133,15 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         _quiet_libraries()
         with progress_to(quiet=quiet) as progress:
             with progress.stage(f"reading {corpus}"):  # first: quicker to find fault with than a model
-                text = pi.corpus(corpus)
+                text = pi.corpus(corpus, text_field=text_field, max_documents=max_documents)
             with progress.stage(f"loading {model}"):
                 handle = pi.load(
-                    model, revision=revision, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+                    model,
+                    revision=revision,
+                    dtype=dtype,
+                    device=device,
+                    trust_remote_code=trust_remote_code,
+                    tokenizer=tokenizer,
                 )
             run = pi.measure(
                 handle,
@@ -204,6 +215,7 @@ def verify(
     device: Device = "auto",
     dtype: Dtype = "float32",
     revision: Revision = None,
+    tokenizer: Tokenizer = None,
     trust_remote_code: Trust = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -222,7 +234,14 @@ def verify(
     _quiet_libraries()
     with progress_to(quiet=quiet) as progress:
         with progress.stage(f"loading {model}"):
-            handle = pi.load(model, revision=revision, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+            handle = pi.load(
+                model,
+                revision=revision,
+                dtype=dtype,
+                device=device,
+                trust_remote_code=trust_remote_code,
+                tokenizer=tokenizer,
+            )
         with progress.stage("verifying"):
             result = verify_model(handle, layers=chosen_layers, capture=capture)
     if as_json:

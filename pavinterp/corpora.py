@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from itertools import islice
 from pathlib import Path
@@ -36,6 +36,7 @@ class Corpus:
 
     source: str
     documents: list[Document]  # (name, text or ids)
+    words: tuple[str, ...] | None = field(default=None, compare=False)  # of the command line that read it; see `corpus`
 
 
 def corpus(source: Any = "demo", *, text_field: str = "text", max_documents: int | None = None) -> Corpus:
@@ -64,15 +65,19 @@ def corpus(source: Any = "demo", *, text_field: str = "text", max_documents: int
         return source
     if max_documents is not None:
         require_whole("max_documents", max_documents, 1)
+    words: tuple[str, ...] | None = None  # what is in memory cannot be typed
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
+        words = ("--corpus", name)
+        words += ("--text-field", text_field) if text_field != "text" else ()
+        words += ("--max-documents", str(max_documents)) if max_documents is not None else ()
         documents: Iterable[Document] = _documents(name, text_field, max_documents)
     else:
         name, documents = _in_memory(source)
     found = list(islice((d for d in documents if not isinstance(d[1], str) or d[1].strip()), max_documents))
     if not found:
         raise UserError(f"corpus {name} is empty: it holds no text and no token ids")
-    return Corpus(name, found)
+    return Corpus(name, found, words)
 
 
 def _documents(source: str, field: str, limit: int | None) -> Iterator[Document]:
@@ -160,7 +165,7 @@ def _parquet(path: Path, field: str) -> Iterator[Document]:
             if field not in file.schema_arrow.names:
                 raise _no_field(f"{path}", field, file.schema_arrow.names)
             if file.schema_arrow.names.count(field) > 1:
-                raise UserError(f"{path} has several columns {field!r}: rename them, or name another (text_field)")
+                raise UserError(f"{path} has several columns {field!r}: rename them, or name another (--text-field)")
             row = 0
             for batch in file.iter_batches(batch_size=1024, columns=[field]):
                 for value in batch.column(0).to_pylist():
@@ -303,7 +308,7 @@ def _row_text(row: dict[str, Any], field: str, where: str) -> str:
 
 def _no_field(where: str, field: str, there: Iterable[str]) -> UserError:
     names = ", ".join(map(str, islice(there, 12))) or "no field at all"
-    return UserError(f"{where}: no text field {field!r}; it has {names}: name the one with the text (text_field)")
+    return UserError(f"{where}: no text field {field!r}; it has {names}: name the one with the text (--text-field)")
 
 
 def _one_line(error: BaseException, limit: int = 200) -> str:

@@ -19,6 +19,8 @@ from pavinterp.norms import Norms
 from pavinterp.stimuli import Stimuli
 from pavinterp.sweep import LayerInfo
 
+DEFAULTS = {"tests": 64, "layers": "all", "batch": "auto", "bos": "auto", "capture": "auto"}  # need not be typed
+
 
 def describe_run(
     handle: ModelHandle,
@@ -96,14 +98,17 @@ def describe_stimuli(stimuli: Stimuli) -> dict[str, Any]:
 
 
 def command_of(handle: ModelHandle, stimuli: Stimuli, arguments: dict[str, Any]) -> str:
-    """The command line of a run made from Python."""
-    words = ["pavinterp", "report", handle.name, "--corpus", stimuli.source]
-    for name in ("context", "sequences", "tests", "seed", "bos"):
-        words += [f"--{name}", str(arguments[name])]
-    if arguments["layers"] != "all":
-        words += ["--layers", ",".join(map(str, arguments["layers"]))]
-    if arguments["capture"] != "auto":
-        words += ["--capture", arguments["capture"]]
+    """The command line that makes a run from Python again, or what must be in memory to make it from Python."""
+    given = {name: value for name, value in arguments.items() if DEFAULTS.get(name) != value}
+    if handle.words is None or stimuli.words is None:
+        model = f"<{handle.architecture} in memory>" if handle.words is None else repr(handle.words[0])
+        text = f"<{stimuli.source} in memory>" if stimuli.words is None else repr(stimuli.source)
+        if "tests" in given:
+            given["tests"] = None if given["tests"] == "all" else given["tests"]
+        return f"pi.measure({', '.join([model, text, *(f'{name}={value!r}' for name, value in given.items())])})"
+    words = ["pavinterp", "report", *handle.words, *stimuli.words]
+    for name, value in given.items():
+        words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
     return shlex.join(words)
 
 

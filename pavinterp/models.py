@@ -42,6 +42,7 @@ class ModelHandle:
     source: str  # "demo" | "hub" | "folder" | "gguf" | "live" | "bridge"
     revision: str  # commit of a hub id; "sha256:..." of the weight file(s) or, for a live model, see `fingerprint`
     bridge: Any | None = field(default=None, repr=False)  # the TransformerBridge handed in, else None
+    words: tuple[str, ...] | None = field(default=None, repr=False)  # of the command line that loads it, if one can
 
     @property
     def device(self) -> torch.device:
@@ -141,7 +142,22 @@ def load(
         check_finite(model, spec)
         found = _tokenizer(tokenizer, location, spec, options)
         version = version or f"sha256:{weights_hash(Path(location))}"
-    return ModelHandle(model, found, name, source, version)
+    words = _words(spec, revision, torch_dtype, device, device_map, trust_remote_code, tokenizer)
+    return ModelHandle(model, found, name, source, version, words=words)
+
+
+def _words(
+    spec: str, revision: Any, dtype: torch.dtype, device: Any, device_map: Any, trusted: bool, tokenizer: Any
+) -> tuple[str, ...] | None:
+    """The command line's words for what was loaded; None where an argument exists in Python only."""
+    if device_map is not None or not (tokenizer is None or isinstance(tokenizer, (str, os.PathLike))):
+        return None
+    words = [spec]
+    words += ["--revision", revision] if revision is not None else []
+    words += ["--dtype", str(dtype).removeprefix("torch.")] if str(dtype) != "torch.float32" else []
+    words += ["--device", str(device)] if str(device) != "auto" else []
+    words += ["--tokenizer", os.fspath(tokenizer)] if tokenizer is not None else []
+    return (*words, "--trust-remote-code") if trusted else tuple(words)
 
 
 def _locate(spec: str) -> tuple[str, str, str]:
@@ -219,7 +235,7 @@ def _tokenizer(
         raise UserError(
             f"tokenizer={chosen!r:.60} is no tokenizer: give one of transformers', its id or its folder, or False"
         )
-    advice = "pass tokenizer= one, its id or folder (or tokenizer=False and token ids as the corpus)"
+    advice = "name one with --tokenizer, by id or folder (in Python tokenizer=, or False and token ids as the corpus)"
     try:
         tokenizer = AutoTokenizer.from_pretrained(location, **options)
     except Exception as error:  # what is raised for a missing or broken vocabulary depends on the class

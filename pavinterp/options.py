@@ -22,6 +22,12 @@ CorpusOption = Annotated[
         help="demo, a .txt, .jsonl or .parquet file, a folder of .txt, - (standard input), hf:NAME[/CONFIG][:SPLIT].",
     ),
 ]
+TextField = Annotated[
+    str, typer.Option(metavar="NAME", help="Field or column with the text, in .jsonl, .parquet and hf: datasets.")
+]
+MaxDocuments = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Read the first N documents only; all if not given.")
+]
 Context = Annotated[
     int | None,
     typer.Option(min=8, metavar="N", help="Tokens a sequence; if not given 1,024, or the model's positions if fewer."),
@@ -59,6 +65,9 @@ Device = Annotated[str, typer.Option(metavar="NAME", help="auto (CUDA, else MPS,
 Dtype = Annotated[str, typer.Option(metavar="NAME", help="float32, bfloat16, float16 or float64.")]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of all sampling.")]
 Revision = Annotated[str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of a Hugging Face model.")]
+Tokenizer = Annotated[
+    str | None, typer.Option(metavar="MODEL", help="Id or folder of a tokenizer, instead of the model's own.")
+]
 Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let the model's repository run its own Python code here.")
 ]

@@ -36,6 +36,7 @@ class Stimuli:
     bos_added: bool  # whether every sequence starts with BOS
     token_hash: str  # "sha256:..." over all lengths and ids
     dropped_tokens: int  # tokens read and not used
+    words: tuple[str, ...] | None = None  # of the command line that reads this corpus; None where none can
     short_documents: int = 0  # documents read that are shorter than one sequence and gave none
 
 
@@ -107,6 +108,7 @@ def tokenise(
         bos_added=bool(prefix) or (bos_id is not None and all(ids[0] == bos_id for ids in tokens)),
         token_hash=token_hash(tokens),
         dropped_tokens=sum(len(d.ids) for d in documents) - sum(len(ids) for _, ids in chosen),
+        words=corpus.words,
         short_documents=short,
     )
 

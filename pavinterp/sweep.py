@@ -86,8 +86,8 @@ def inspect(handle: ModelHandle) -> list[LayerInfo]:
         forward(handle, tokens)
     if not found:
         raise UserError(
-            f"{handle.architecture}: no attention layer could be captured by the path {path_of(handle)}; the model has "
-            "no attention, or computes it in a way that this path does not see (see --capture)"
+            f"{handle.architecture}: no attention layer could be captured by the path {path_of(handle)}: the model has "
+            "no attention, or computes it in a way that this path does not see; try another --capture, or leave it out"
         )
     if sees_future:
         raise UserError(

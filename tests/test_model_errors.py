@@ -98,7 +98,7 @@ def test_missing_tokenizer(folder: Path) -> None:
     for path in folder.glob("tokenizer*"):
         path.unlink()
     assert "no tokenizer files with" in message(folder)
-    assert "pass tokenizer=" in message(folder)
+    assert "name one with --tokenizer" in message(folder)
     assert load(folder, tokenizer=False).tokenizer is None
     assert "tokenizer=True is no tokenizer" in message(folder, tokenizer=True)
     (folder / "tokenizer.json").write_text("{")

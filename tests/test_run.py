@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +13,7 @@ import torch
 from architectures import build
 
 import pavinterp as pi
+from pavinterp.cli import main
 from pavinterp.measures import all_measures
 from pavinterp.run import Run, measure
 from pavinterp.stimuli import Stimuli
@@ -272,6 +276,32 @@ def test_arguments_that_are_none_of_measure():
         run_on(model, [np.arange(40), np.full(40, tiny.VOCABULARY)])
     with pytest.raises(pi.UserError, match="has 64 positions"):
         run_on(model, [np.zeros(65, int)])
+
+
+def test_the_command_of_a_run_from_python_makes_it_again(tmp_path, monkeypatch):
+    folder = tiny.model_folder(tmp_path / "tiny gpt2")
+    rows = "\n".join(json.dumps({"body": " ".join(tiny.TEXT)}) for _ in range(3))
+    (tmp_path / "text.jsonl").write_text(rows)
+    monkeypatch.chdir(tmp_path)
+    handle = pi.load(folder, dtype="float64", device="cpu", tokenizer=str(folder))
+    text = pi.corpus("text.jsonl", text_field="body", max_documents=2)
+    run = measure(handle, text, context=24, sequences=3, tests=5, layers=[1], seed=3, batch=2, bos="always")
+    words = shlex.split(run.manifest["command"])
+    assert words[:2] == ["pavinterp", "report"]
+    with pytest.raises(SystemExit) as end:
+        main(["measure", *words[2:], "--out", "again", "--quiet"])
+    assert end.value.code == 0
+    again = pi.Run.load("again")
+    assert again.records.astype({"stimuli": str}).equals(run.records.astype({"stimuli": str}))
+    assert again.manifest["arguments"] == run.manifest["arguments"]
+
+
+def test_a_run_on_what_is_in_memory_says_which_call_made_it():
+    run = measure(tiny.gpt2(), [np.arange(40)] * 2, context=16, tests=None, layers=[1], examples=False)
+    assert run.manifest["command"] == (
+        "pi.measure(<GPT2LMHeadModel in memory>, <token ids in memory>, context=16, sequences=4, tests=None, "
+        "layers=[1], seed=0)"
+    )
 
 
 def test_a_model_with_fewer_positions_than_a_sequence_needs():

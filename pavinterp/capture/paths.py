@@ -35,8 +35,9 @@ def on_path(handle: ModelHandle, capture: str = "auto") -> ModelHandle:
 
     Args:
         handle: a model, or a TransformerBridge handed over.
-        capture: "auto" is the bridge where there is one, else "attention_interface"; "transformer_lens" asks for a
-            bridge around a copy that shares the model's parameters: a second witness of the same model.
+        capture: "auto" is the bridge where there is one, else "attention_interface", or where the model's attention
+            does not go through the registry "transformer_lens"; that asks for a bridge around a copy that shares the
+            model's parameters: a second witness of the same model.
 
     Raises:
         UserError: no such path, or the model cannot be captured that way.
@@ -48,10 +49,32 @@ def on_path(handle: ModelHandle, capture: str = "auto") -> ModelHandle:
             "a TransformerBridge computes attention itself, not through transformers' registry: leave --capture out, "
             "or give the Hugging Face model that it was made from, loaded afresh"
         )
-    if capture == TRANSFORMER_LENS and handle.bridge is None:
+    if handle.bridge is not None or capture == ATTENTION_INTERFACE:
+        return handle
+    fault = why_not_registry(handle) if capture == "auto" else ""
+    if fault is None:
+        return handle
+    try:
         bridge = bridge_around_copy(handle)
-        return replace(handle, model=bridge.original_model, bridge=bridge)
-    return handle
+    except UserError as error:
+        if capture == "auto":
+            raise UserError(f"{handle.architecture} cannot be measured: {fault}, and {error}") from error
+        raise UserError(f"{error}: leave --capture out") from error
+    return replace(handle, model=bridge.original_model, bridge=bridge)
+
+
+def why_not_registry(handle: ModelHandle) -> str | None:
+    """Why the model's attention cannot be captured through transformers' registry; None where it can.
+
+    Found by running a few tokens.
+    """
+    seen: list[AttentionCall] = []
+    try:
+        with untouched(handle.model), attention_interface.capture(handle.model, seen.append):
+            forward(handle, torch.zeros(1, min(8, handle.max_context or 8), dtype=torch.long, device=handle.device))
+    except UserError as error:
+        return str(error)
+    return None if seen else "no attention of it goes through transformers' attention registry"
 
 
 def path_of(handle: ModelHandle) -> str:
@@ -93,11 +116,11 @@ def bridge_around_copy(handle: ModelHandle) -> TransformerBridge:
         from transformer_lens.model_bridge.sources import build_bridge_from_module
     except ImportError as error:
         raise UserError(
-            "transformer_lens is not installed: pip install 'pavinterp[lens]', or leave --capture out"
+            "transformer_lens, the other way to capture it, is not installed (pip install 'pavinterp[lens]')"
         ) from error
     model: Any = handle.model
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
-        raise UserError("--capture transformer_lens with a model that is spread over devices: leave --capture out")
+        raise UserError("no TransformerBridge is made around a model that is spread over devices")
     try:
         twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
         bridge = build_bridge_from_module(twin, handle.architecture, hf_config=twin.config)
@@ -106,8 +129,7 @@ def bridge_around_copy(handle: ModelHandle) -> TransformerBridge:
         raise
     except Exception as error:  # what an adapter raises for a model that it does not know is not documented
         raise UserError(
-            f"transformer_lens cannot make a bridge around {handle.architecture} ({one_line(error, 160)}); "
-            "leave --capture out"
+            f"transformer_lens cannot make a bridge around {handle.architecture} ({one_line(error, 160)})"
         ) from error
     return bridge
 
@@ -122,5 +144,5 @@ def _require_same(one: ModelHandle, other: ModelHandle, length: int = 32) -> Non
     if not difference <= (SAME_MODEL if one.dtype.itemsize >= 4 else SAME_MODEL_16_BIT):
         raise UserError(
             f"transformer_lens computes something else than {one.architecture}: final hidden states differ by "
-            f"{difference:.1e}; leave --capture out"
+            f"{difference:.1e}"
         )

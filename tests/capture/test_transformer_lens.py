@@ -134,14 +134,16 @@ def test_both_paths_agree_in_every_record(family):
 @pytest.mark.parametrize("family", ONLY_HERE)
 def test_families_that_bypass_the_registry(family):
     model = ONLY_HERE[family]()
-    run = run_on(model, capture="transformer_lens")
+    run = run_on(model)  # found out without being told
+    assert run.manifest["model"]["path"] == "transformer_lens"
+    assert run.manifest["arguments"]["capture"] == "auto"
     assert run.manifest["certificate"]["largest"] <= 1e-5
     assert len(run.heads()) == 8
     assert run.heads()["window"].dropna().tolist() == ([8] * 4 if family == "gpt_neo" else [])
     with pytest.raises(
         UserError, match=r"no attention layer could be captured by the path attention_interface.*--capture"
     ):
-        run_on(model)
+        run_on(model, capture="attention_interface")
 
 
 def test_examples_are_the_same_by_both_paths():

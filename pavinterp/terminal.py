@@ -42,6 +42,8 @@ def print_heads(heads: pd.DataFrame, also: str | None = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from pavinterp.tables import describe
+
     columns = [c for c in SHOWN if c in heads.columns]
     if also is not None and also in heads.columns and also not in columns:
         columns.append(also)
@@ -56,6 +58,9 @@ def print_heads(heads: pd.DataFrame, also: str | None = None) -> None:
     # a pipe or a file has no width of its own: give the table the room it needs
     width = None if sys.stdout.isatty() else 40 + 24 * len(columns)
     Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+    units = describe()["units"]
+    said = "; ".join(f"{name} in {units[name]}" for name in columns if name in units and name not in TEXT_COLUMNS)
+    print(f"{said}; in brackets the 95 % interval (those of all columns: --csv, --json)", file=sys.stderr)  # no row
 
 
 def _cells(heads: pd.DataFrame, name: str) -> list[str]:

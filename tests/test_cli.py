@@ -184,7 +184,10 @@ def test_heads_fit_a_narrow_terminal_line_by_line(command: Command, demo_folder:
 
 def test_heads_sorted_by_a_column_and_cut(command: Command, demo_folder: Path) -> None:
     expected = store.read_heads(demo_folder).sort_values("induction_score", ascending=False).index[:3].tolist()
-    lines = command("heads", demo_folder, "--sort", "induction_score", "--top", 3).out.splitlines()
+    ended = command("heads", demo_folder, "--sort", "induction_score", "--top", 3)
+    assert "effective_load in associations; " in ended.err
+    assert "95 % interval" in ended.err
+    lines = ended.out.splitlines()
     assert [tuple(map(int, line.split()[:2])) for line in lines[-3:]] == expected
     assert "induction" in lines[0]
     assert "induction_score" not in terminal.SHOWN, "a column that was asked for is shown"

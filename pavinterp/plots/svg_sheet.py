@@ -82,7 +82,7 @@ def lay_out(picture: Picture, width: float) -> Sheet:
     sheet = Sheet(picture, width)
     x, y = picture.x, picture.y
     if y.scale == "names" and sheet.cells is None:
-        sheet.left, sheet.right = 4.0, width - 12
+        sheet.left, sheet.right = 4.0, width - 16 - max(map(text_width, y.values), default=0.0)  # values stand beside
     else:
         labels = list(y.names) or [label for _, label in ticks(y, 200, 16)]
         sheet.left, sheet.right = 10 + max(map(text_width, labels), default=20), width - 12
@@ -167,7 +167,7 @@ def _draw_axes(sheet: Sheet) -> None:
         sheet.text(sheet.left - 6, sheet.y(value) + 4, label, "t", "end")
     for i, (name, shown) in enumerate(zip(y.names, y.values, strict=False)):  # of a dot plot
         sheet.text(sheet.left, sheet.y(i) - 10, name, "halo", last=True)
-        sheet.text(sheet.right, sheet.y(i) - 10, shown, "halo", "end", last=True)
+        sheet.text(sheet.width, sheet.y(i) + 4, shown, "", "end", last=True)
     if y.label:
         sheet.text(0, 11, y.label, "t")
     if x.label:

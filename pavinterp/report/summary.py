@@ -9,6 +9,8 @@ import pandas as pd
 
 from pavinterp.plots.words import count, estimate, fixed, head_name
 
+WORTH_A_LOOK = 0.1  # a score of a head kind below this is no sign of the kind
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -49,7 +51,7 @@ def summarise(heads: pd.DataFrame) -> Summary:
 
 
 def sentences(summary: Summary, manifest: dict[str, Any]) -> list[str]:
-    """What was measured and what came out, for a reader who knows none of the terms."""
+    """What came out, against what, and how it was measured, for a reader who knows none of the terms."""
     model, text, s = manifest["model"], manifest["corpus"], summary
     observed = "all" if s.heads == model["heads"] else f"{count(s.heads)} of its"
     measured = (
@@ -58,11 +60,11 @@ def sentences(summary: Summary, manifest: dict[str, Any]) -> list[str]:
         f"{count(model['heads'])} attention heads were observed at sampled positions."
     )
     if not s.defined:
-        return [measured, "No head gave a response that could be measured."]
+        return ["No head gave a response that could be measured.", measured]
     found = (
-        f"Each time, a head answers with a mixture of associations that it has stored from the text so far: in the "
-        f"median head a response is made of {fixed(s.median, 1)} associations, and over all heads this effective load "
-        f"runs from {fixed(s.lowest, 1)} to {fixed(s.highest, 1)}."
+        f"When an attention head of this model answers, it mixes associations that it has stored from the text so far: "
+        f"typically {fixed(s.median, 1)} of them in the median head, and from {fixed(s.lowest, 1)} to "
+        f"{fixed(s.highest, 1)} over all heads."
     )
     sure = f" ({count(s.above_worst_sure)} of them with their whole 95 % interval)" if s.intervals else ""
     against = (
@@ -70,7 +72,7 @@ def sentences(summary: Summary, manifest: dict[str, Any]) -> list[str]:
         f"{s.average} on average until noise equals signal: {count(s.above_worst)} of {count(s.defined)} heads lie "
         f"above the first bound{sure}, {count(s.above_average)} above the second."
     )
-    return [measured, found, against]
+    return [found, against, measured]
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ def picks(heads: pd.DataFrame) -> list[Pick]:
     found = []
     for what, column, largest in wanted:
         if column not in heads.columns or not heads[column].notna().any():
+            continue
+        if column.endswith("_score") and heads[column].max() < WORTH_A_LOOK:
             continue
         place = heads[column].argmax() if largest else heads[column].argmin()
         row = heads.iloc[int(place)]

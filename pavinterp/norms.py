@@ -46,8 +46,8 @@ def find_norms(handle: ModelHandle, tokens: Int[Tensor, "1 n"]) -> Norms:
     outputs: list[tuple[nn.Module, Tensor]] = []
     write: list[tuple[int, Tensor]] = []  # the latest attention's
 
-    def on_projection(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        write[:] = [(layer_of[module], output)]
+    def on_projection(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        write[:] = [(layer_of[module], output)] if isinstance(output, Tensor) else []
 
     def on_norm(norm: nn.Module) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:
@@ -107,4 +107,6 @@ def _signs(module: nn.Module, width: int) -> Float[Tensor, "width"]:
 
 
 def _same(one: Any, other: Tensor) -> bool:
-    return isinstance(one, Tensor) and (one is other or (one.shape == other.shape and torch.equal(one, other)))
+    if not isinstance(one, Tensor) or one.shape != other.shape:
+        return False
+    return one is other or torch.equal(one, other.to(one.device))  # a model may be spread over devices

@@ -9,9 +9,10 @@ def main() -> None:
         from pavinterp.cli import main as run
 
         run()
-    except KeyboardInterrupt:
-        print("pavinterp: interrupted: nothing was written", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        from pavinterp import exits
+
+        sys.exit(exits.end(error))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,11 @@ class ModelHandle:
         return next((limit for limit in declared if isinstance(limit, int) and limit > 0), None)
 
     @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids that the configuration declares."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
     def architecture(self) -> str:
         """Class name of the Hugging Face model."""
         return type(self.model).__name__

@@ -261,11 +261,10 @@ def choose_layers(shapes: list[LayerInfo], layers: list[int] | None) -> set[int]
 def _stimuli(
     handle: ModelHandle, corpus: Any, context: int | None, sequences: int | None, bos: str, seed: int
 ) -> Stimuli:
-    vocabulary = int(handle.model.config.get_text_config().vocab_size)
     if isinstance(corpus, Stimuli):
         if context is not None or sequences is not None:
             raise UserError("context= and sequences= with ready Stimuli: those are cut already; leave both out")
-        check_stimuli(corpus, vocabulary, handle.max_context)
+        check_stimuli(corpus, handle.vocabulary_size, handle.max_context)
         return corpus
     documents = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
     limit = handle.max_context
@@ -283,13 +282,13 @@ def _stimuli(
         sequences=DEFAULT_SEQUENCES if sequences is None else sequences,
         bos=bos,
         seed=seed,
-        vocabulary_size=vocabulary,
+        vocabulary_size=handle.vocabulary_size,
     )
 
 
 def vocabulary_of(handle: ModelHandle) -> Any:
     """What random tokens are drawn from: the tokenizer, or the number of tokens where there is none."""
-    return handle.tokenizer or int(handle.model.config.get_text_config().vocab_size)
+    return handle.tokenizer or handle.vocabulary_size
 
 
 def _probe(handle: ModelHandle, stimuli: Stimuli, bos: str, seed: int) -> Stimuli:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pavinterp.capture import certificate
 from pavinterp.capture.call import AttentionCall, output_weight, trials, working_dtype, write_factor
-from pavinterp.capture.paths import capture_for, forward, path_of
+from pavinterp.capture.paths import capture_for, few_tokens, forward, path_of
 from pavinterp.errors import UserError
 from pavinterp.measures import Column, Measure
 from pavinterp.measures.coherence import spectrum
@@ -78,12 +78,8 @@ def inspect(handle: ModelHandle) -> list[LayerInfo]:
         if later:
             sees_future.append(call.layer)
 
-    rng = np.random.default_rng(0)
-    vocabulary = int(getattr(handle.model.config.get_text_config(), "vocab_size", 32))
-    length = min(8, handle.max_context or 8)
-    tokens = torch.from_numpy(rng.integers(0, min(vocabulary, 1000), (1, length))).to(handle.device)
     with capture_for(handle, on_layer):
-        forward(handle, tokens)
+        forward(handle, few_tokens(handle))
     if not found:
         raise UserError(
             f"{handle.architecture}: no attention layer could be captured by the path {path_of(handle)}: the model has "

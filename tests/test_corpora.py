@@ -11,16 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from messages import one_line
 
 from pavinterp.corpora import Corpus, corpus
 from pavinterp.errors import UserError
-
-
-def one_line(error: pytest.ExceptionInfo) -> str:
-    message = str(error.value)
-    assert "\n" not in message
-    assert len(message) < 400
-    return message
 
 
 def test_demo_is_the_embedded_text():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import one_line
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
@@ -47,13 +48,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def plain_ids(tokenizer, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-
-
-def one_line(error: pytest.ExceptionInfo) -> str:
-    message = str(error.value)
-    assert "\n" not in message
-    assert len(message) < 400
-    return message
 
 
 def test_sequences_are_exactly_a_context_and_never_straddle(tokenizer):

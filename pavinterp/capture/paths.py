@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pavinterp.capture import attention_interface, transformer_lens
@@ -71,10 +72,17 @@ def why_not_registry(handle: ModelHandle) -> str | None:
     seen: list[AttentionCall] = []
     try:
         with untouched(handle.model), attention_interface.capture(handle.model, seen.append):
-            forward(handle, torch.zeros(1, min(8, handle.max_context or 8), dtype=torch.long, device=handle.device))
+            forward(handle, few_tokens(handle))
     except UserError as error:
         return str(error)
     return None if seen else "no attention of it goes through transformers' attention registry"
+
+
+def few_tokens(handle: ModelHandle) -> Int[Tensor, "1 n"]:
+    """Eight token ids (or as many as the model has positions), to find out with what a forward pass is made of."""
+    rng = np.random.default_rng(0)
+    length = min(8, handle.max_context or 8)
+    return torch.from_numpy(rng.integers(0, min(handle.vocabulary_size, 1000), (1, length))).to(handle.device)
 
 
 def path_of(handle: ModelHandle) -> str:
@@ -136,8 +144,7 @@ def bridge_around_copy(handle: ModelHandle) -> TransformerBridge:
 
 def _require_same(one: ModelHandle, other: ModelHandle, length: int = 32) -> None:
     """UserError where two handles' models differ in their final hidden states on a few tokens."""
-    vocabulary = int(one.model.config.get_text_config().vocab_size)
-    tokens = (torch.arange(min(length, one.max_context or length), device=one.device) * 7 % vocabulary)[None]
+    tokens = (torch.arange(min(length, one.max_context or length), device=one.device) * 7 % one.vocabulary_size)[None]
     with untouched(one.model), untouched(other.model):
         mine, theirs = (forward(handle, tokens).float() for handle in (one, other))
     difference = float((mine - theirs).norm() / mine.norm())

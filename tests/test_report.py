@@ -237,10 +237,15 @@ def test_table_of_heads(run, folder):
     assert [regime for regime, _ in rows] == list(run.heads()["regime"])
     loads = [re.findall(r"<td.*?>(.*?)</td>", body)[2] for _, body in rows]
     assert loads == ["–" if math.isnan(x) else f"{x:.1f}" for x in run.heads()["effective_load"]]
-    horizons = [re.findall(r"<td.*?>(.*?)</td>", body)[11] for _, body in rows]
+    horizons = [re.findall(r"<td.*?>(.*?)</td>", body)[11].split("<span>")[0] for _, body in rows]
     for shown, value in zip(horizons, run.heads()["horizon_worst"], strict=True):
         assert (shown == "∞") == math.isinf(value)
         assert (shown == "&gt; 10 × context") == (math.isfinite(value) and value > 5120)
+    fidelities = [re.findall(r"<td.*?>(.*?)</td>", body)[7] for _, body in rows]
+    for shown, (_, head) in zip(fidelities, run.heads().iterrows(), strict=True):
+        value, low, high = (head[f"fidelity{end}"] for end in ("", "_lo", "_hi"))
+        assert shown == ("–" if math.isnan(value) else f"{value:.2f}<span> [{low:.2f}, {high:.2f}]</span>")
+    assert {len(re.findall(r"\[.*?\]", body)) for _, body in rows} <= {0, 15, 16, 17}
 
 
 def test_glossary_defines_every_column(run, pages):

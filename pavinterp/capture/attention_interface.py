@@ -114,7 +114,7 @@ def _remember(
     scale = kwargs.get("scaling")
     causal = kwargs.get("is_causal")
     sinks = kwargs.get("s_aux")
-    chunk = _chunk(module, int(layer))
+    chunk = chunk_of(module, int(layer))
     session.pending[id(module)] = {
         "layer": int(layer),
         "queries": query,
@@ -134,7 +134,7 @@ def _remember(
         session.hooks.callback(handle.remove)
 
 
-def _chunk(module: nn.Module, layer: int) -> int | None:
+def chunk_of(module: nn.Module, layer: int) -> int | None:
     """Positions of a chunk where the layer attends within chunks (Llama 4), which only the mask tells its kernel."""
     config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None) or ()

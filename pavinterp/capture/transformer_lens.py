@@ -153,6 +153,7 @@ class _Observer:
         at, inner = self.attention, original(self.attention)
         queries, keys, values = consumed(at, seen)
         scale, sinks = scale_of(at, queries.shape[-1]), getattr(inner, "sinks", None)
+        chunk = attention_interface.chunk_of(inner, self.layer)
         return AttentionCall(
             layer=self.layer,
             queries=queries,
@@ -162,7 +163,8 @@ class _Observer:
             causal=bool(at.is_causal),
             scale=scale,
             softcap=getattr(inner, "attn_logit_softcapping", None),
-            window=window_of(at, self.layer),
+            window=window_of(at, self.layer) if chunk is None else chunk,
+            chunked=chunk is not None,
             sinks=sinks.detach() if isinstance(sinks, Tensor) else None,
             response=response,
             projection=at.o,

@@ -32,11 +32,11 @@ class Coherence:
 
     def __call__(self, trials: Trials) -> dict[str, Tensor]:
         positions = sample_positions(trials)
-        keys = directions(trials.keys[:, positions], shared_mean(trials))
+        keys = directions(trials.keys.index_select(1, positions), shared_mean(trials))
         absolute, square = pair_means(keys)
         absolute, square = (x.repeat_interleave(trials.group) for x in (absolute, square))
         some = keys[:, :: 2 if len(positions) > SAMPLE // 2 else 1].repeat_interleave(trials.group, dim=0)
-        queries = trials.queries[:, positions]
+        queries = trials.queries.index_select(1, positions)
         queries = queries / queries.abs().amax((1, 2), keepdim=True)  # their common size does not matter; squares do
         return {
             "d_eff": 1 / square,
@@ -55,13 +55,15 @@ def query_metric_mean(scores: Float[Tensor, "heads m queries"], d_k: int) -> Flo
     A CS that no query touches has no direction in this metric; its pairs are left out.
     """
     count = scores.shape[-1]
-    squares = scores.square()
-    products = (scores @ scores.mT).square() - squares @ squares.mT
-    power = squares.sum(-1, keepdim=True)
-    inverse = torch.where(power > 0, 1 / power, 0.0)
-    cosines = products * inverse * inverse.mT * (count / (count - 1))
-    m = (power > 0).sum((-2, -1))
-    mean = (cosines.sum((-2, -1)) - cosines.diagonal(dim1=-2, dim2=-1).sum(-1)) / (m * (m - 1))
+    length = torch.linalg.vector_norm(scores, dim=-1, keepdim=True)
+    responses = torch.where(length > 0, scores / length, 0.0)
+    powers = responses.square()
+    products = responses @ responses.mT
+    # over all pairs of CSs, then over each with itself: sums over different queries = all queries - the same one
+    pairs = products.square().sum((-2, -1)) - powers.sum(-2).square().sum(-1)
+    own = products.diagonal(dim1=-2, dim2=-1).square().sum(-1) - powers.square().sum((-2, -1))
+    m = (length > 0).sum((-2, -1))
+    mean = torch.where(m > 1, (pairs - own) * (count / (count - 1)) / (m * (m - 1)), float("nan"))
     return mean.clamp_min(1 / d_k)  # its least value in d_k dimensions; with few queries the estimate may fall below
 
 

@@ -44,11 +44,12 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """Text of a cell; `sort` where the text does not read as the number that it sorts by."""
+    """Text of a cell, its 95 % interval; `sort` where the text does not read as the number that it sorts by."""
 
     text: str
     sort: str = ""
     is_text: bool = False
+    interval: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,25 @@ def rows(heads: pd.DataFrame, context: int) -> list[Row]:
 
 
 def _cells(heads: pd.DataFrame, column: Column, context: int) -> list[Cell]:
+    """A column's cells; numbers carry their interval, but for the load, whose interval is a column of its own."""
     values = heads[column.name]
     if column.kind == "text":
         return [Cell(str(value), is_text=True) for value in values]
-    if column.kind == "horizon":
-        return [Cell(horizon(value, context), _sort_key(value)) for value in values]
-    if column.kind == "interval":
-        ends = zip(heads[f"{column.name}_lo"], heads[f"{column.name}_hi"], strict=True)
-        return [Cell(interval(low, high), _sort_key(low)) for low, high in ends]
-    if column.kind == "0":
+    if f"{column.name}_lo" not in heads.columns:
         return [Cell(count(value)) for value in values]
-    return [Cell(fixed(value, int(column.kind))) for value in values]
+    ends = list(zip(heads[f"{column.name}_lo"], heads[f"{column.name}_hi"], strict=True))
+    if column.kind == "interval":
+        return [Cell(interval(low, high), _sort_key(low)) for low, high in ends]
+    if column.name == "effective_load":
+        return [Cell(fixed(value, int(column.kind))) for value in values]
+
+    def text(value: object) -> str:
+        return horizon(value, context) if column.kind == "horizon" else fixed(value, int(column.kind))
+
+    return [
+        Cell(text(value), _sort_key(value), interval="" if pd.isna(low) else f"[{text(low)}, {text(high)}]")
+        for value, (low, high) in zip(values, ends, strict=True)
+    ]
 
 
 def _sort_key(value: object) -> str:

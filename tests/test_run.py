@@ -234,14 +234,7 @@ def test_rotary_frequencies_that_follow_the_length_are_those_of_each_sequence_an
 
 
 def test_chunks_are_windows_that_do_not_slide():
-    model = build(
-        "llama4_text",
-        attention_chunk_size=8,
-        intermediate_size_mlp=48,
-        layer_types=["chunked_attention", "full_attention"],
-        no_rope_layers=[1, 0],
-        num_local_experts=2,
-    )
+    model = build("llama4")
     run = run_on(model, documents(9, 20, 101))
     heads = run.heads()
     assert heads["window"].groupby("layer").first().tolist() == [8, pd.NA]

@@ -28,6 +28,7 @@ class _Session:
     pending: dict[int, dict[str, Any]] = field(default_factory=dict)  # by id of the attention module
     hooks: ExitStack = field(default_factory=ExitStack)
     hooked: set[int] = field(default_factory=set)
+    block: int | None = None  # index of the block that runs, where one attention module serves several
 
 
 _session: ContextVar[_Session | None] = ContextVar("pavinterp_capture", default=None)
@@ -61,6 +62,7 @@ def capture(
             _register(kernel)
             config._attn_implementation_internal = PREFIX + kernel
         with session.hooks:
+            _watch_blocks(session, model)
             yield
     finally:
         for config, implementation in zip(configs, before, strict=True):
@@ -105,6 +107,8 @@ def _remember(
     session: _Session, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
 ) -> None:
     layer = getattr(module, "layer_idx", None)
+    if layer is not None and layer < 0:  # shared between blocks (Zamba2)
+        layer = session.block
     if layer is None:
         raise UserError(f"{type(module).__name__} does not say which layer it is (layer_idx); it cannot be captured")
     if session.layers is not None and layer not in session.layers:
@@ -131,6 +135,17 @@ def _remember(
     if id(module) not in session.hooked:
         session.hooked.add(id(module))
         handle = output_projection(module).register_forward_pre_hook(_finish(session, module))
+        session.hooks.callback(handle.remove)
+
+
+def _watch_blocks(session: _Session, model: nn.Module) -> None:
+    """Note which block runs, in models that call one attention module, which has no layer of its own, from several."""
+    if all(getattr(module, "layer_idx", None) != -1 for module in model.modules()):
+        return
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    config: Any = model.config
+    for i, block in enumerate(next((found for found in lists if len(found) == config.num_hidden_layers), ())):
+        handle = block.register_forward_pre_hook(lambda module, inputs, i=i: setattr(session, "block", i))
         session.hooks.callback(handle.remove)
 
 

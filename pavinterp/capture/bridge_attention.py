@@ -149,10 +149,10 @@ def _with_bias(mask: Tensor, bias: Float[Tensor, "batch_or_1 heads n_or_1 n"]) -
 def window_of(attention: AttentionBridge, layer: int) -> int | None:
     """How many positions a test sees at most, from the wrapped module or its configuration."""
     inner = original(attention)
-    if hasattr(inner, "sliding_window"):
-        return inner.sliding_window
     config: Any = getattr(inner, "config", None)
     if type(inner).__name__ == "GPTNeoSelfAttention":
         return config.window_size if config.attention_layers[layer] == "local" else None
     kinds = getattr(config, "layer_types", None)
-    return None if kinds and kinds[layer] != "sliding_attention" else getattr(config, "sliding_window", None)
+    if kinds and kinds[layer] != "sliding_attention":  # some modules (EXAONE 4) have the window's size in every layer
+        return None
+    return inner.sliding_window if hasattr(inner, "sliding_window") else getattr(config, "sliding_window", None)

@@ -143,9 +143,35 @@ ROWS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Refused:
+    """An architecture that is not measured: why, for people to read, and what the one line says."""
+
+    model_type: str
+    options: dict[str, Any]
+    why: str
+    message: str
+
+
+BETWEEN = "certificate failed: .* a gate or a norm between the attention and its output projection"
+REFUSED = {
+    "bitnet": Refused("bitnet", NEW, "normalises between attention and output projection", BETWEEN),
+    "diffllama": Refused("diffllama", NEW, "a head is the difference of two attentions, normalised", BETWEEN),
+    "qwen3_next": Refused("qwen3_next", NEW | EXPERTS | {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16}, "gates between attention and output projection", BETWEEN),
+    "falcon (new_decoder_architecture)": Refused("falcon", FALCON | {"num_kv_heads": 2, "new_decoder_architecture": True, "bias": False}, "bypasses the registry; TransformerLens does not know the variant", "cannot be measured: no attention of it goes through transformers' attention registry"),
+    "falcon (alibi)": Refused("falcon", FALCON | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}, "bypasses the registry; TransformerLens computes something else", "cannot be measured: .*final hidden states differ"),
+    "jetmoe": Refused("jetmoe", NEW | EXPERTS, "bypasses the registry; TransformerLens shows no attention of a known form", "attention of an unknown form"),
+    "gpt_neox_japanese": Refused("gpt_neox_japanese", NEW | {"intermediate_multiple_size": 2}, "bypasses the registry; unknown to TransformerLens", "cannot be measured: no attention of it goes through"),
+    "mamba": Refused("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "vocab_size": VOCABULARY}, "no attention", "model without attention"),
+    "mamba2": Refused("mamba2", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "vocab_size": VOCABULARY, "num_heads": 8, "head_dim": 8, "n_groups": 1}, "no attention", "model without attention"),
+    "rwkv": Refused("rwkv", {"hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "context_length": 64}, "no attention", "model without attention"),
+}  # fmt: skip
+
+
 def build(name: str, **options: Any) -> torch.nn.Module:
     """A model of a row; `options` go into its configuration."""
-    config = AutoConfig.for_model(ROWS[name].model_type, **(ROWS[name].options | options))
+    row = ROWS.get(name) or REFUSED[name]
+    config = AutoConfig.for_model(row.model_type, **(row.options | options))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config).eval()

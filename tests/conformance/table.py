@@ -1,0 +1,65 @@
+"""docs/models.md from the rows of the suite: python -m tests.conformance.table writes it, a test keeps it true."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from architectures import REFUSED, ROWS, Row
+
+FILE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+HEAD = """# Architectures that are tested
+
+One tiny model with random weights of each is built from transformers' configuration and measured, in float32: the
+certificate (1e-5), the response against the model's own output projection, the visible positions, batches, the future,
+and that the model is as it was (`tests/conformance/`). Other decoders are captured the same way and certified in every
+run; `pavinterp verify MODEL` says whether yours can be measured. This table is generated from the suite's rows
+(`python -m tests.conformance.table`).
+
+*registry*: transformers' attention registry; *bridge*: hooks on a TransformerBridge of TransformerLens. Where both are
+named the first is the default, and the two agree in every record to 1e-4. *features* are those of the tested
+configuration.
+
+| `model_type` | captured by | attention layers | positions | features |
+|---|---|---|---|---|
+"""
+NOT = """
+## Known not to be measured
+
+Refused in one line, never measured wrongly:
+
+| `model_type` | why |
+|---|---|
+"""
+
+
+def line(row: Row) -> str:
+    """One row of the table."""
+    paths = (["registry"] if row.registry else []) + (["bridge"] if row.bridge else [])
+    features = []
+    if row.kv_heads < 4:
+        features.append("one KV head" if row.kv_heads == 1 else "grouped queries")
+    if row.d_k != row.d_v:
+        features.append("d_k ≠ d_v")
+    if any(row.windows):
+        features.append("chunks" if row.chunked else "windows")
+    if row.softcap is not None:
+        features.append("soft-cap")
+    if row.sinks:
+        features.append("learned sinks")
+    depth = next(
+        row.options[key] for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in row.options
+    )
+    layers = "all" if len(row.layers) == depth else f"{len(row.layers)} of {depth}"
+    return f"| {row.model_type} | {', '.join(paths)} | {layers} | {row.scheme} | {', '.join(features) or '–'} |\n"
+
+
+def table() -> str:
+    """The whole file."""
+    refused = "".join(f"| {name} | {row.why} |\n" for name, row in REFUSED.items())
+    return HEAD + "".join(map(line, ROWS.values())) + NOT + refused
+
+
+if __name__ == "__main__":
+    FILE.write_text(table(), encoding="utf-8")

@@ -40,6 +40,7 @@ from pavinterp.options import (
     TextField,
     Tokenizer,
     Trust,
+    check_pages,
     name_of,
     parse_layers,
     parse_tests,
@@ -125,7 +126,9 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         number_of_tests, chosen_layers, paged = parse_tests(tests), parse_layers(layers), parse_layers(pages, "--pages")
         where = os.path.join("reports", name_of(model)) if out is None else out
         check_folder(where, overwrite)  # before the work, not after it
-        folder = Path(where)
+        folder = Path(os.path.expanduser(where))
+        if paged is not None and not with_pages:
+            raise UserError("--pages: measure writes no pages; use report, or leave it out")
 
         import pavinterp as pi
         from pavinterp import terminal
@@ -143,6 +146,7 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
                     trust_remote_code=trust_remote_code,
                     tokenizer=tokenizer,
                 )
+            check_pages(paged, chosen_layers, handle.model.config)
             run = pi.measure(
                 handle,
                 text,
@@ -198,6 +202,7 @@ def heads(
 
     if as_json and as_csv:
         raise UserError("--json and --csv: choose one of them")
+    run = Path(os.path.expanduser(run))
     table = terminal.sorted_heads(store.read_heads(run), sort, top)
     if as_csv:
         table.to_csv(sys.stdout)

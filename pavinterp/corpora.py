@@ -74,6 +74,8 @@ def corpus(source: Any = "demo", *, text_field: str = "text", max_documents: int
         documents: Iterable[Document] = _documents(name, text_field, max_documents)
     else:
         name, documents = _in_memory(source)
+    if max_documents is not None:
+        max_documents = min(max_documents, sys.maxsize)
     found = list(islice((d for d in documents if not isinstance(d[1], str) or d[1].strip()), max_documents))
     if not found:
         raise UserError(f"corpus {name} is empty: it holds no text and no token ids")
@@ -291,6 +293,11 @@ def _tidy(text: str, where: str) -> str:
         raise UserError(
             f"{where} is not valid text: half a surrogate pair at character {error.start}; replace it there"
         ) from error
+    if "\0" in text:
+        raise UserError(
+            f"{where} is not text: a NUL character at character {text.index(chr(0))}; if it is UTF-16 without a "
+            "byte-order mark, save it as UTF-8"
+        )
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -17,6 +17,7 @@ from pavinterp.models import ModelHandle
 from pavinterp.norms import Norms, norm_gain
 from pavinterp.sampling import sample_tests
 from pavinterp.stimuli import Stimuli
+from pavinterp.sweep import weighted_median
 from pavinterp.trials import Trials
 
 LARGEST = 3  # examples a head chosen by the size of the response, beside one of typical load
@@ -104,7 +105,7 @@ def _of_head(
         if eligible[t] and target not in targets and len(targets) < LARGEST:
             targets.add(target)
             chosen.append((t, "largest response"))
-    middle = load[eligible].median()
+    middle = weighted_median(load[eligible][None], one.weights[eligible])  # what the record is, but for the start
     typical = int(torch.where(eligible, (load.log() - middle.log()).abs(), float("inf")).argmin())
     chosen.append((typical, "typical load"))
     return [_example(one, head, t, why, w_o, strings, numbers) for t, why in chosen]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from pavinterp.devices import device_named, dtype_named
 from pavinterp.errors import UserError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelHandle", "check_finite", "fingerprint", "load", "untouched"]
 
-_locks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by model: who captures it sets its configuration
+_locks: dict[int, Any] = {}  # by id of a configuration (of a model without one), for as long as that lives
 _locks_lock = threading.Lock()
 
 CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
@@ -167,7 +167,7 @@ def _words(
 
 def _locate(spec: str) -> tuple[str, str, str]:
     """(source, name, where to load from) of a model given as a string."""
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))
     if not spec.strip():
         raise UserError("no model given: give demo, a Hugging Face id such as gpt2, a folder or a .gguf file")
     if spec == "demo":
@@ -304,15 +304,20 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 
     Restored: each module's training flag, each parameter's requires_grad, the attention implementation of every
     configuration in the model, and rotary frequencies that follow the length of what is read (dynamic, longrope).
-    Hooks are the business of whoever adds them. One thread at a time has a model: another waits here.
+    Hooks are the business of whoever adds them. One thread at a time has a model, and those that share its
+    configuration (where the attention implementation stands): another waits here.
     """
     with _lock_of(model), _restored(model):
         yield
 
 
 def _lock_of(model: torch.nn.Module) -> Any:
+    owner = getattr(model, "config", model)
     with _locks_lock:
-        return _locks.setdefault(model, threading.RLock())
+        if id(owner) not in _locks:
+            _locks[id(owner)] = threading.RLock()
+            weakref.finalize(owner, _locks.pop, id(owner))
+        return _locks[id(owner)]
 
 
 @contextmanager

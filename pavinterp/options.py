@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -85,8 +85,8 @@ def parse_tests(text: str) -> int | None:
     """
     if text == "all":
         return None
-    if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < 1:
-        raise UserError(f"--tests {text}: give a whole number of at least 1, or all")
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < 1:
+        raise UserError(f"--tests {text:.20}: give a whole number of at least 1, or all")
     return int(text)
 
 
@@ -107,9 +107,17 @@ def parse_layers(text: str | None, option: str = "--layers") -> list[int] | None
     return sorted(found)
 
 
+def check_pages(pages: list[int] | None, layers: list[int] | None, config: Any) -> None:
+    """Before hours of work: UserError where `pages` names layers that are not going to be measured."""
+    depth = getattr(config.get_text_config(), "num_hidden_layers", None)
+    known = set(layers) if layers is not None else None if depth is None else set(range(depth))
+    if known is not None and (wrong := sorted(set(pages or ()) - known)):
+        raise UserError(f"--pages {','.join(map(str, wrong))}: not among the layers that are measured (--layers)")
+
+
 def name_of(model: str) -> str:
     """A folder name for a model: `meta-llama/Llama-3.2-1B` and `~/Llama-3.2-1B.gguf` are both `llama-3.2-1b`."""
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     name = path.resolve().name if os.path.exists(path) else re.split(r"[/\\]", model.rstrip("/\\"))[-1]
     name = re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.")[:100] or "model"

@@ -75,7 +75,7 @@ def check_folder(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """
     if not os.fspath(path):
         raise UserError("the output folder has an empty name: give a path such as reports/gpt2")
-    target = Path(path).expanduser()
+    target = Path(os.path.expanduser(path))  # ~nobody stays as it is
     try:
         target = target.resolve()
         if target.parent.is_dir():

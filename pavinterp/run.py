@@ -112,7 +112,11 @@ class Run:
             UserError: not a run folder, or its records were left out.
         """
         records, details, manifest = store.read(Path(path))
-        return cls(records, [LayerInfo(**row) for row in manifest["layers"]], details, manifest)
+        try:
+            layers = [LayerInfo(**row) for row in manifest["layers"]]
+        except TypeError as error:
+            raise UserError(f"{path}/manifest.json cannot be read (layers: {error}); measure again") from error
+        return cls(records, layers, details, manifest)
 
 
 def measure(
@@ -154,7 +158,10 @@ def measure(
             certificate fails: no numbers are reported then.
     """
     started = time.monotonic()
+    if isinstance(layers, Iterable) and not isinstance(layers, str):
+        layers = list(layers)
     _check_arguments(tests, layers, seed, batch, bos, progress)
+    seed = int(seed)
     handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
     shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
     with shown as stage, untouched(handle.model):
@@ -185,6 +192,7 @@ def measure(
             ):
                 merge(residuals, part.residuals)
                 certificate.require(residuals, handle.dtype, handle.architecture)
+                _require_finite(part.records)
                 rows += part.rows_checked
                 for name, frame in (("records", part.records), ("tests", part.tests), ("spectra", part.spectra)):
                     if not frame.empty:
@@ -229,6 +237,16 @@ def measure(
     run = Run(records, measured, store.Details(tested, spectra.reset_index(), found), manifest)
     manifest["intervals"] = run.heads().attrs["intervals"]
     return run
+
+
+def _require_finite(records: pd.DataFrame) -> None:
+    """UserError where what a head writes is beyond float32, so that its load could not be told from silence."""
+    if "response_norm" in records.columns and np.isinf(records["response_norm"]).any():
+        worst = records[np.isinf(records["response_norm"])].iloc[0]
+        raise UserError(
+            f"layer {worst['layer']} head {worst['head']} writes more than float32 holds: check the weights, or "
+            "measure in float64"
+        )
 
 
 def _check_arguments(tests: Any, layers: Any, seed: Any, batch: Any, bos: Any, progress: Any) -> None:

@@ -53,17 +53,31 @@ def read(folder: Path) -> tuple[pd.DataFrame, Details, dict[str, Any]]:
         UserError: the folder is not a run, or its records were left out.
     """
     manifest = read_manifest(folder)
+    name = "records.parquet"
     try:
-        records = pd.read_parquet(folder / "records.parquet")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: records.parquet cannot be read ({_first_line(error)}); measure again") from error
-    details = Details()
-    for name in ("tests", "spectra"):
-        if (folder / f"{name}.parquet").exists():
-            setattr(details, name, pd.read_parquet(folder / f"{name}.parquet"))
-    if (folder / "examples.json").exists():
-        details.examples = json.loads((folder / "examples.json").read_text(encoding="utf-8"))
+        records = pd.read_parquet(folder / name)
+        _check_records(records, manifest)
+        details = Details()
+        for name in ("tests.parquet", "spectra.parquet"):
+            if (folder / name).exists():
+                setattr(details, name.removesuffix(".parquet"), pd.read_parquet(folder / name))
+        name = "examples.json"
+        if (folder / name).exists():
+            details.examples = json.loads((folder / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}: {name} cannot be read ({_first_line(error)}); measure again") from error
     return records, details, manifest
+
+
+def _check_records(records: pd.DataFrame, manifest: dict[str, Any]) -> None:
+    """ValueError where records are not one row per sequence x layer x head of what the manifest names."""
+    names = ["stimuli", "sequence", "document", "layer", "head"]
+    if missing := [name for name in names if name not in records.columns]:
+        raise ValueError(f"no column {missing[0]}")
+    heads = sum(layer["heads"] for layer in manifest["layers"])
+    expected = heads * (manifest["corpus"]["sequences"] + manifest["probe"]["sequences"])
+    if len(records) != expected or records.duplicated(["stimuli", "sequence", "layer", "head"]).any():
+        raise ValueError(f"{len(records):,} rows, not one for each of {expected:,} sequences x heads")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -74,10 +88,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        manifest["pavinterp_version"]
+        manifest["pavinterp_version"], manifest["model"], manifest["layers"], manifest["seed"]
     except FileNotFoundError:
         raise UserError(f"{folder}: not a run folder (no manifest.json); make one with `pavinterp report`") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{folder}/manifest.json cannot be read ({_first_line(error)}); measure again") from error
     return manifest
 

@@ -146,13 +146,14 @@ def sweep(
     """
     columns = [column for measure in measures for column in measure.columns]
     factors: dict[int, Float[Tensor, "heads d_v d_w"]] = {}
+    expected: set[int] | None = None  # layers of the first pass: every other has the same
     for indices in batches(stimuli, batch):
         sampled = [
             sample_tests(len(stimuli.tokens[i]), tests, np.random.default_rng([seed, i, stimuli.kind == "text"]))
             for i in indices
         ]
         tokens = torch.from_numpy(np.stack([stimuli.tokens[i] for i in indices])).long().to(handle.device)
-        rows = _Rows()
+        rows, seen = _Rows(), set[int]()
 
         def on_layer(
             call: AttentionCall,
@@ -160,8 +161,14 @@ def sweep(
             sampled: list[tuple[np.ndarray, np.ndarray]] = sampled,
             tokens: Tensor = tokens,
             rows: _Rows = rows,
+            seen: set[int] = seen,
         ) -> None:
             heads, d_v = call.queries.shape[1], call.values.shape[-1]
+            if call.layer in seen:
+                raise UserError(
+                    f"layer {call.layer} was called twice in one forward pass: its heads' numbers would be mixed"
+                )
+            seen.add(call.layer)
             if call.layer not in factors:
                 dtype = working_dtype(call)
                 factors[call.layer] = write_factor(output_weight(call.projection, heads, d_v), dtype)
@@ -183,6 +190,12 @@ def sweep(
 
         with capture_for(handle, on_layer, layers):
             forward(handle, tokens)
+        expected = seen if expected is None else expected
+        if seen != expected or not seen:
+            raise UserError(
+                f"layers {sorted(expected ^ seen)} were captured in some forward passes and not in others: has another "
+                "thread changed the model's attention implementation?"
+            )
         yield _read(rows, indices, stimuli, columns)
 
 

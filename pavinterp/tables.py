@@ -37,11 +37,13 @@ DERIVED = {
     "utilisation_average": ("ratio", "effective_load / capacity_average."),
     "horizon_worst": (
         "positions",
-        "Context at which the fitted line of load_growth crosses capacity_worst; inf where it never does.",
+        "Context at which the fitted line of load_growth crosses capacity_worst, but never less than that bound: t "
+        "positions hold at most t associations. Where the line does not grow: inf, or the bound where the load lies "
+        "above it. Extrapolated; reports write > 10 x context for what lies far beyond what was measured.",
     ),
     "horizon_average": (
         "positions",
-        "Context at which the fitted line of load_growth crosses capacity_average; inf where it never does.",
+        "The same for capacity_average.",
     ),
     "regime": (
         "label",
@@ -155,14 +157,15 @@ def bootstrap(
     return estimate, drawn.reshape(DRAWS, len(heads), len(names)), len(labels)
 
 
-def horizon(bound: np.ndarray | float, growth: np.ndarray, intercept: np.ndarray) -> np.ndarray:
-    """Position at which exp(intercept) * position^growth crosses `bound` from below, at least 1.
+def horizon(bound: np.ndarray | float, growth: np.ndarray, intercept: np.ndarray, load: np.ndarray) -> np.ndarray:
+    """Position at which exp(intercept) * position^growth crosses `bound` from below; at least `bound`.
 
-    inf where the fit does not grow and starts below the bound; 1 where it starts above it and does not shrink.
+    No load exceeds the number of positions, so that none exceeds the bound earlier. A fit that does not grow crosses
+    nothing from below: inf there, or `bound` where the mean load lies above it.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         crossing = np.exp((np.log(bound) - intercept) / growth)
-    crossing = np.where(growth > 0, np.maximum(crossing, 1.0), np.where(intercept >= np.log(bound), 1.0, np.inf))
+    crossing = np.where(growth > 0, np.maximum(crossing, bound), np.where(load >= bound, bound, np.inf))
     return np.where(np.isnan(growth) | np.isnan(intercept), np.nan, crossing)
 
 
@@ -185,7 +188,7 @@ def _with_horizons(
             values[..., names.index(x)] for x in ("effective_load", "load_growth", "load_intercept")
         )
         return [load / bound for bound in bounds.values()] + [
-            within(horizon(bound, growth, intercept)) for bound in bounds.values()
+            within(horizon(bound, growth, intercept, load)) for bound in bounds.values()
         ]
 
     added = ["utilisation_worst", "utilisation_average", "horizon_worst", "horizon_average"]

@@ -30,6 +30,7 @@ def sorted_heads(heads: pd.DataFrame, column: str | None, top: int | None) -> pd
         if column not in heads.columns:
             known = [*heads.index.names, *heads.columns]
             near = difflib.get_close_matches(column, known, n=1)
+            near += [name for name in known if column in name]  # "load" is in effective_load
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
             raise UserError(f"--sort {column}: no such column; {hint}")
         heads = heads.sort_values(column, ascending=column in TEXT_COLUMNS, kind="stable", na_position="last")
@@ -85,16 +86,17 @@ def number(value: Any) -> str:
 
 
 def run_lines(manifest: dict[str, Any], heads: pd.DataFrame) -> list[str]:
-    """A run in three lines: what was measured, how exactly, what came out."""
+    """A run in a few lines: what was measured, how exactly, what came out; why there are no intervals where so."""
     model, corpus, certificate = manifest["model"], manifest["corpus"], manifest["certificate"]
     regimes = heads["regime"].value_counts()
     return [
-        f"{model['name']}: {len(heads):,} heads in {model['layers']} layers, {corpus['sequences']:,} sequences, "
-        f"{corpus['tokens']:,} tokens of {corpus['source']}",
+        f"{model['name']}: {len(heads):,} heads in {len(manifest['layers'])} layers, "
+        f"{corpus['sequences']:,} sequences, {corpus['tokens']:,} tokens of {corpus['source']}",
         f"certificate: largest relative residual {certificate['largest']:.1e}, "
         f"tolerance {certificate['tolerance']:.0e}",
         f"median effective load {number(float(heads['effective_load'].median()))}; relative to the linear-memory "
         f"bound: {', '.join(f'{count:,} {name}' for name, count in regimes.items())}",
+        *([] if heads["effective_load_lo"].notna().any() else [heads.attrs["intervals"]]),
     ]
 
 

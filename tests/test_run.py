@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
+import threading
 
 import numpy as np
 import pandas as pd
@@ -13,8 +15,11 @@ import torch
 from architectures import build
 
 import pavinterp as pi
+from pavinterp.capture.paths import forward
 from pavinterp.cli import main
+from pavinterp.errors import UserError
 from pavinterp.measures import all_measures
+from pavinterp.models import untouched
 from pavinterp.run import Run, measure
 from pavinterp.stimuli import Stimuli
 from pavinterp.verification import verify
@@ -311,3 +316,76 @@ def test_documents_that_are_too_short_are_noted():
             "intervals"
         ]
     )
+
+
+def test_models_that_share_a_configuration_wait_for_each_other():
+    one, two = tiny.llama(0), tiny.llama(1)
+    for module in two.modules():
+        if hasattr(module, "config"):
+            module.config = one.config
+    with untouched(one):
+        waiting = threading.Thread(target=lambda: run_on(two, documents(2, 20)), daemon=True)
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert one.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_two_modules_of_one_layer_index_are_refused(same):
+    model = tiny.llama()
+    layers = model.model.layers
+    if same:
+        layers[1] = layers[0]
+    else:
+        layers.append(copy.deepcopy(layers[1]))
+        model.config.num_hidden_layers = 3
+    with pytest.raises(UserError, match="layer 0 was called twice" if same else "two attention modules .* layer 1"):
+        run_on(model, documents(2, 20))
+
+
+def test_a_window_of_one_position_has_no_pairs():
+    heads = run_on(build("mistral", sliding_window=1), documents(9, 20, 101)).heads()
+    assert (heads["effective_load"] == 1).all()
+    assert heads[["d_eff", "d_eff_query"]].isna().all(axis=None)
+
+
+def test_what_overflows_is_named():
+    model = tiny.llama()
+    model.model.layers[1].self_attn.v_proj.weight.data *= 1e20
+    with pytest.raises(UserError, match=r"layer 1 head \d writes more than float32 holds"):
+        run_on(model, documents(2, 20))
+
+
+def test_the_final_norm_of_a_model_whose_prefix_names_nothing():
+    model = build("llama4")
+    run = run_on(model, documents(2, 20, 101))
+    assert not any("No norm was found" in note for note in run.manifest["notes"])
+    assert forward(pi.load(model), torch.arange(3, 9)[None]).shape == (1, 6, 32)
+
+
+def test_layers_of_any_kind_of_list():
+    runs = [run_on(tiny.llama(), documents(2, 20), layers=layers) for layers in ([1], np.array([1]), iter([1]))]
+    assert [run.manifest["arguments"]["layers"] for run in runs] == [[1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("tests.parquet", lambda path: path.write_bytes(path.read_bytes()[:100])),
+        ("spectra.parquet", lambda path: path.write_bytes(b"")),
+        ("examples.json", lambda path: path.write_text("[{")),
+        ("records.parquet", lambda path: pd.read_parquet(path).iloc[:-1].to_parquet(path)),
+        ("records.parquet", lambda path: pd.read_parquet(path).drop(columns="document").to_parquet(path)),
+        ("manifest.json", lambda path: path.write_text('{"pavinterp_version": "0.1.0"}')),
+        ("manifest.json", lambda path: path.write_text("[" * 100_000)),
+        ("manifest.json", lambda path: path.write_text(path.read_text().replace('"kv_heads"', '"kv"'))),
+    ],
+)
+def test_a_damaged_run_folder_is_named(tmp_path, name, spoil):
+    folder = run_on(tiny.llama(), documents(2, 20)).save(tmp_path / "run")
+    spoil(folder / name)
+    with pytest.raises(UserError, match=rf"{name} cannot be read \(.*\); measure again"):
+        Run.load(folder)

@@ -99,18 +99,24 @@ def test_capacities_utilisations_and_regimes():
 
 
 @pytest.mark.parametrize(
-    ("bound", "growth", "intercept", "expected"),
+    ("growth", "intercept", "load", "expected"),
     [
-        (8.0, 0.5, np.log(2.0), 16.0),  # 2 sqrt(t) = 8 at t = 16
-        (8.0, 0.0, np.log(2.0), np.inf),
-        (8.0, -0.1, np.log(2.0), np.inf),
-        (8.0, 0.5, np.log(9.0), 1.0),  # above the bound from the first position
-        (8.0, -0.5, np.log(9.0), 1.0),
-        (8.0, np.nan, 0.0, np.nan),
+        (0.5, np.log(2.0), 20.0, 16.0),  # 2 sqrt(t) = 8 at t = 16
+        (0.0, np.log(2.0), 2.0, np.inf),
+        (-0.1, np.log(2.0), 2.0, np.inf),
+        (
+            0.5,
+            np.log(9.0),
+            30.0,
+            8.0,
+        ),  # above from the start, but fewer than 8 positions cannot hold 8
+        (-0.5, np.log(9.0), 1.0, np.inf),  # it falls below the bound and stays there
+        (-0.01, np.log(90.0), 85.0, 8.0),  # it lies above the bound throughout
+        (np.nan, 0.0, 1.0, np.nan),
     ],
 )
-def test_horizons(bound, growth, intercept, expected):
-    got = tables.horizon(bound, np.array(growth), np.array(intercept))
+def test_horizons(growth, intercept, load, expected):
+    got = tables.horizon(8.0, np.array(growth), np.array(intercept), np.array(load))
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 

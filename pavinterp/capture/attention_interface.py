@@ -28,6 +28,7 @@ class _Session:
     pending: dict[int, dict[str, Any]] = field(default_factory=dict)  # by id of the attention module
     hooks: ExitStack = field(default_factory=ExitStack)
     hooked: set[int] = field(default_factory=set)
+    serving: dict[int, nn.Module] = field(default_factory=dict)  # by layer, the module that calls itself so
     block: int | None = None  # index of the block that runs, where one attention module serves several
 
 
@@ -119,6 +120,11 @@ def _remember(
     causal = kwargs.get("is_causal")
     sinks = kwargs.get("s_aux")
     chunk = chunk_of(module, int(layer))
+    if session.serving.setdefault(int(layer), module) is not module:
+        raise UserError(
+            f"two attention modules of this model say that they are layer {layer} (layer_idx): number them, or nobody "
+            "can tell their heads apart"
+        )
     session.pending[id(module)] = {
         "layer": int(layer),
         "queries": query,

@@ -107,7 +107,10 @@ def forward(handle: ModelHandle, tokens: Tensor) -> Float[Tensor, "batch n width
     """
     with torch.no_grad():
         if handle.bridge is None:
-            return handle.model.base_model(input_ids=tokens, use_cache=False)[0]
+            base = handle.model.base_model
+            if base is handle.model:  # its prefix names nothing in it (Llama 4's text model)
+                base = getattr(base, "model", base)
+            return base(input_ids=tokens, use_cache=False)[0]
         return transformer_lens.forward(handle.bridge, tokens)
 
 

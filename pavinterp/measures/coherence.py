@@ -63,7 +63,7 @@ def query_metric_mean(scores: Float[Tensor, "heads m queries"], d_k: int) -> Flo
     pairs = products.square().sum((-2, -1)) - powers.sum(-2).square().sum(-1)
     own = products.diagonal(dim1=-2, dim2=-1).square().sum(-1) - powers.square().sum((-2, -1))
     m = (length > 0).sum((-2, -1))
-    mean = torch.where(m > 1, (pairs - own) * (count / (count - 1)) / (m * (m - 1)), float("nan"))
+    mean = torch.where(m > 1, (pairs - own) * (count / max(count - 1, 1)) / (m * (m - 1)), float("nan"))
     return mean.clamp_min(1 / d_k)  # its least value in d_k dimensions; with few queries the estimate may fall below
 
 

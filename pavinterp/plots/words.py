@@ -83,4 +83,4 @@ def horizon(position: Any, context: int) -> str:
         return number(x)
     if x > 10 * context:
         return "> 10 × context"
-    return "< 1" if x < 1 else count(math.floor(x))
+    return count(math.floor(x))

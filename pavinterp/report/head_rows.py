@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from pavinterp.plots.words import MISSING, as_float, count, fixed, head_name, horizon, interval
+from pavinterp.plots.words import MISSING, as_float, count, fixed, head_name, horizon, interval, number
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ COLUMNS = (
     Column("induction_score", "induction"),
     Column("duplicate_token_score", "duplicate token"),
     Column("d_eff", "d_eff", "1"),
+    Column("own_capacity_worst", "own N_worst", "1"),
+    Column("own_capacity_average", "own N_avg", "1"),
 )
 
 
@@ -88,7 +90,7 @@ def _cells(heads: pd.DataFrame, column: Column, context: int) -> list[Cell]:
     if column.kind == "interval":
         return [Cell(interval(low, high), _sort_key(low)) for low, high in ends]
     if column.name == "effective_load":
-        return [Cell(fixed(value, int(column.kind))) for value in values]
+        return [Cell(number(value)) for value in values]  # as many digits as its interval beside it
 
     def text(value: object) -> str:
         return horizon(value, context) if column.kind == "horizon" else fixed(value, int(column.kind))

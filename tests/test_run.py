@@ -333,17 +333,22 @@ def test_models_that_share_a_configuration_wait_for_each_other():
     assert one.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_two_modules_of_one_layer_index_are_refused(same):
+def test_a_layer_that_runs_twice_is_refused():
     model = tiny.llama()
-    layers = model.model.layers
-    if same:
-        layers[1] = layers[0]
-    else:
-        layers.append(copy.deepcopy(layers[1]))
-        model.config.num_hidden_layers = 3
-    with pytest.raises(UserError, match="layer 0 was called twice" if same else "two attention modules .* layer 1"):
+    model.model.layers[1] = model.model.layers[0]
+    with pytest.raises(UserError, match="layer 0 was called twice in one forward pass"):
         run_on(model, documents(2, 20))
+
+
+def test_layers_that_bear_one_number_are_told_apart_or_refused():
+    model = tiny.llama()
+    model.model.layers.append(copy.deepcopy(model.model.layers[1]))  # depth up-scaling leaves layer_idx as it was
+    model.config.num_hidden_layers = 3
+    with pytest.raises(UserError, match="two attention modules .* layer 1"):
+        run_on(model, documents(2, 20), capture="attention_interface")
+    run = run_on(model, documents(2, 20))
+    assert run.manifest["model"]["path"] == "transformer_lens"  # which goes by the blocks
+    assert len(run.heads()) == 12
 
 
 def test_a_window_of_one_position_has_no_pairs():

@@ -344,7 +344,7 @@ def test_layers_that_bear_one_number_are_told_apart_or_refused():
     model = tiny.llama()
     model.model.layers.append(copy.deepcopy(model.model.layers[1]))  # depth up-scaling leaves layer_idx as it was
     model.config.num_hidden_layers = 3
-    with pytest.raises(UserError, match="two attention modules .* layer 1"):
+    with pytest.raises(UserError, match=r"two attention modules .* layer 1"):
         run_on(model, documents(2, 20), capture="attention_interface")
     run = run_on(model, documents(2, 20))
     assert run.manifest["model"]["path"] == "transformer_lens"  # which goes by the blocks

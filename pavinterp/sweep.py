@@ -25,7 +25,10 @@ from pavinterp.trials import Trials
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """What one attention layer is made of; `window` is None where every earlier position is visible."""
+    """What one attention layer is made of; `window` is None where every earlier position is visible.
+
+    `softcap` bounds the scores where not None; `sinks`: whether the layer has learned sink logits.
+    """
 
     layer: int
     heads: int
@@ -33,6 +36,8 @@ class LayerInfo:
     d_k: int
     d_v: int
     window: int | None
+    softcap: float | None = None
+    sinks: bool = False
 
 
 @dataclass
@@ -68,7 +73,14 @@ def inspect(handle: ModelHandle) -> list[LayerInfo]:
     def on_layer(call: AttentionCall) -> None:
         heads, kv_heads = call.queries.shape[1], call.keys.shape[1]
         found[call.layer] = LayerInfo(
-            call.layer, heads, kv_heads, call.keys.shape[-1], call.values.shape[-1], call.window
+            layer=call.layer,
+            heads=heads,
+            kv_heads=kv_heads,
+            d_k=call.keys.shape[-1],
+            d_v=call.values.shape[-1],
+            window=call.window,
+            softcap=call.softcap,
+            sinks=call.sinks is not None,
         )
         if call.mask is None:
             later = not call.causal
@@ -191,7 +203,9 @@ def sweep(
         with capture_for(handle, on_layer, layers):
             forward(handle, tokens)
         expected = seen if expected is None else expected
-        if seen != expected or not seen:
+        if not seen:
+            raise UserError(f"{handle.architecture}: no attention layer was captured by the path {path_of(handle)}")
+        if seen != expected:
             raise UserError(
                 f"layers {sorted(expected ^ seen)} were captured in some forward passes and not in others: has another "
                 "thread changed the model's attention implementation?"

@@ -106,11 +106,22 @@ def print_verification(result: dict[str, Any]) -> None:
     future = "later tokens change nothing earlier" if result["future_safe"] else "LATER TOKENS CHANGE EARLIER POSITIONS"
     print(f"{result['model']} ({result['architecture']}, {result['dtype']}): {answer}, by {result['path']}")
     print(f"largest relative residual {result['largest']:.1e}, tolerance {result['tolerance']:.0e}; {future}")
-    head = ("layer", "heads", "kv_heads", "d_k", "d_v", "window", "residual")
+    agreement, limit = result["agreement"], result["agreement_tolerance"]
+    print(
+        f"loads of sequences read one by one differ by {result['batch_change']:.1e}; "
+        + (f"by the other path, transformer_lens, by {agreement:.1e}" if agreement is not None else "no second path")
+        + f" (tolerance {limit:.0e})"
+    )
+    if agreement is None:
+        print(f"no second path: {result['no_other_path']}")
+    if result["skipped"]:
+        print(f"without attention, not measured: layers {', '.join(map(str, result['skipped']))}")
+    head = ("layer", "heads", "kv_heads", "d_k", "d_v", "window", "softcap", "sinks", "residual")
     print("".join(f"{name:>10}" for name in head))
     for row in result["layers"]:
         residual = f"{row['residual']:.1e}" + ("" if row["residual"] <= result["tolerance"] else " !")
-        print("".join(f"{number(row[name]):>10}" for name in head[:-1]) + f"{residual:>10}")
+        shown = row | {"sinks": "learned" if row["sinks"] else None}
+        print("".join(f"{number(shown[name]):>10}" for name in head[:-1]) + f"{residual:>10}")
 
 
 def print_json(value: Any) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
 import torch
 
 from pavinterp.capture import certificate
-from pavinterp.capture.paths import capture_for, forward, on_path, path_of
+from pavinterp.capture.paths import TRANSFORMER_LENS, capture_for, forward, on_path, path_of
+from pavinterp.errors import UserError
+from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.run import choose_layers, merge, probe_length, vocabulary_of
 from pavinterp.stimuli import Stimuli, repeated_random_tokens
@@ -24,12 +29,15 @@ def verify(
     seed: int = 0,
     capture: str = "auto",
 ) -> dict[str, Any]:
-    """Whether a model can be measured: certificate per layer on random tokens, and that no layer sees the future.
+    """Whether a model can be measured: certificate per layer on random tokens, and checks that need no other witness.
 
     Returns:
-        model, architecture, path, dtype, tolerance, largest, passed, future_safe (changing later tokens changed
-        nothing earlier), future_change (largest relative change of earlier hidden states) and one dict per layer:
-        layer, heads, kv_heads, d_k, d_v, window, residual.
+        model, architecture, path, dtype, tolerance, largest, passed; future_safe (changing later tokens changed
+        nothing earlier), future_change (largest relative change of earlier hidden states); batch_change (largest
+        relative change of a head's load when sequences are read one by one); agreement (largest relative difference
+        of a load by the other path, None where there is no other, and no_other_path says why) and
+        agreement_tolerance; skipped (layers without attention); and one dict per layer: layer, heads, kv_heads, d_k,
+        d_v, window, softcap, sinks, residual.
 
     Raises:
         UserError: no attention can be captured.
@@ -43,11 +51,15 @@ def verify(
             vocabulary_of(handle), length=length, sequences=sequences, bos="never", seed=seed
         )
         residuals: dict[int, list[float]] = {}
-        for part in sweep(handle, probe, [], tests=64, layers=chosen, batch=sequences, seed=seed):
-            merge(residuals, part.residuals)
+        loads = _loads(handle, probe, chosen, seed, sequences, residuals)
+        batch_change = _difference(loads, _loads(handle, probe, chosen, seed, 1, residuals))
         change = _future_change(handle, probe)
+    agreement, no_other_path = _agreement(handle, probe, chosen, seed, loads)
     limit = certificate.tolerance(handle.dtype)
     largest = max(max(row) for row in residuals.values())
+    agreement_limit = max(1e-4, 10 * limit)  # two ways to sum in every layer before; 1e-4 in float32
+    depth = getattr(handle.model.config.get_text_config(), "num_hidden_layers", len(shapes))
+    holds = [largest <= limit, change <= limit, batch_change <= agreement_limit, (agreement or 0) <= agreement_limit]
     rows = [
         asdict(info) | {"residual": max(residuals[info.layer])}
         for info in shapes
@@ -62,9 +74,53 @@ def verify(
         "largest": largest,
         "future_safe": change <= limit,
         "future_change": change,
-        "passed": bool(largest <= limit and change <= limit),
+        "batch_change": batch_change,
+        "agreement": agreement,
+        "agreement_tolerance": agreement_limit,
+        "no_other_path": no_other_path,
+        "skipped": sorted(set(range(depth)) - {info.layer for info in shapes}),
+        "passed": all(holds),
         "layers": rows,
     }
+
+
+def _loads(
+    handle: ModelHandle,
+    probe: Stimuli,
+    layers: set[int] | None,
+    seed: int,
+    batch: int,
+    residuals: dict[int, list[float]] | None = None,
+) -> npt.NDArray[np.float64]:
+    """Effective load of every sequence x layer x head, in that order; residuals are merged into `residuals`."""
+    frames = []
+    load_only = [measure for measure in all_measures() if measure.name == "load"]
+    for part in sweep(handle, probe, load_only, tests=64, layers=layers, batch=batch, seed=seed):
+        frames.append(part.records)
+        if residuals is not None:
+            merge(residuals, part.residuals)
+    return pd.concat(frames).sort_values(["sequence", "layer", "head"])["effective_load"].to_numpy(np.float64)
+
+
+def _difference(one: npt.NDArray[np.float64], two: npt.NDArray[np.float64]) -> float:
+    """Largest relative difference; heads without a load, which are so by both, are left out."""
+    if one.shape != two.shape or (np.isnan(one) != np.isnan(two)).any():
+        return float("inf")
+    return float(np.nanmax(np.abs(one - two) / one, initial=0.0))
+
+
+def _agreement(
+    handle: ModelHandle, probe: Stimuli, layers: set[int] | None, seed: int, loads: npt.NDArray[np.float64]
+) -> tuple[float | None, str]:
+    """Largest relative difference of a load by the other path; None and why where there is no other."""
+    if handle.bridge is not None:
+        return None, "the model is in a TransformerBridge, whose attention does not go through the registry"
+    try:
+        other = on_path(handle, TRANSFORMER_LENS)
+        with untouched(other.model):
+            return _difference(loads, _loads(other, probe, layers, seed, len(probe.tokens))), ""
+    except UserError as error:
+        return None, str(error).removesuffix(": leave --capture out")
 
 
 def _future_change(handle: ModelHandle, probe: Stimuli) -> float:

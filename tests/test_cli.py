@@ -138,7 +138,8 @@ def test_verify_says_by_which_path_and_how_exactly(command: Command) -> None:
     ended = command("verify", "demo")
     assert ended.code == 0, ended.err
     assert "can be measured, by attention_interface" in ended.out
-    assert len(ended.out.splitlines()) == 3 + 4
+    assert "by the other path, transformer_lens, by" in ended.out
+    assert len(ended.out.splitlines()) == 4 + 4
     result = json.loads(command("verify", "demo", "--json", "--layers", "1,3").out)
     assert result["passed"] is True
     assert result["future_safe"] is True
@@ -146,7 +147,7 @@ def test_verify_says_by_which_path_and_how_exactly(command: Command) -> None:
     assert result["largest"] <= result["tolerance"]
 
 
-def test_verify_ends_with_2_where_a_model_cannot_be_measured_exactly(
+def test_verify_ends_with_3_where_a_model_cannot_be_measured_exactly(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pavinterp import verification
@@ -156,7 +157,7 @@ def test_verify_ends_with_2_where_a_model_cannot_be_measured_exactly(
         verification, "verify", lambda *_, **__: real | {"passed": False, "future_safe": False, "largest": 0.3}
     )
     ended = command("verify", "demo")
-    assert ended.code == 2
+    assert ended.code == 3
     assert "cannot be measured exactly" in ended.out
 
 

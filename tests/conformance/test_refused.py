@@ -18,5 +18,28 @@ def test_refused_in_one_line(name):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "passed", "other", "skipped"),
+    [
+        ("gpt_oss", True, True, []),
+        ("jamba", True, True, [0, 2]),
+        ("bloom", True, False, []),
+        ("doge", True, False, []),
+        ("diffllama", False, False, []),
+    ],
+)
+def test_verify_says_all_of_it(name, passed, other, skipped):
+    found = pi.verify(build(name), length=32)
+    assert found["passed"] == passed
+    assert (found["largest"] <= found["tolerance"]) == passed
+    assert (found["agreement"] is not None) == other == (found["no_other_path"] == "")
+    assert found["batch_change"] <= 1e-5
+    assert found["skipped"] == skipped
+    if name == "gpt_oss":
+        assert [(layer["window"], layer["sinks"]) for layer in found["layers"]] == [(8, True), (None, True)]
+    if passed and other:
+        assert found["agreement"] <= found["agreement_tolerance"] == 1e-4
+
+
 def test_the_table_of_architectures_is_that_of_the_suite():
     assert FILE.read_text(encoding="utf-8") == table()

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -108,6 +109,17 @@ def test_json_is_one_object_and_progress_goes_elsewhere(command: Command, tmp_pa
     assert result["certificate"]["largest"] <= result["certificate"]["tolerance"]
     assert result["arguments"]["tests"] == 8
     assert "loading demo" in ended.err
+
+
+def test_the_main_job_opens_no_connection(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a connection was asked for")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    ended = command("report", *SMALL, "--out", tmp_path / "mine")
+    assert ended.code == 0, ended.err
 
 
 def test_quiet_says_nothing_but_the_result(command: Command, tmp_path: Path) -> None:

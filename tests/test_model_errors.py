@@ -191,6 +191,23 @@ def test_corrupt_safetensors(folder: Path, content: bytes | None) -> None:
     assert f"the weights of {folder} are corrupt or cut short" in message(folder)
 
 
+@pytest.mark.parametrize("lie", ["length", "offsets", "shape"])
+def test_safetensors_with_a_header_that_lies(folder: Path, lie: str) -> None:
+    path = folder / "model.safetensors"
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
+    one = next(value for name, value in header.items() if name != "__metadata__")
+    if lie == "offsets":
+        one["data_offsets"][1] += 1 << 40
+    if lie == "shape":
+        one["shape"][0] *= 2
+    text = json.dumps(header).encode()
+    length = (1 << 60) if lie == "length" else len(text)
+    path.write_bytes(length.to_bytes(8, "little") + text + data)
+    assert f"the weights of {folder} are corrupt or cut short" in message(folder)
+
+
 def test_config_that_makes_no_sense(folder: Path) -> None:
     edit_config(folder, n_head="four")
     assert f"cannot load {folder}" in message(folder)

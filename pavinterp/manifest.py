@@ -128,7 +128,8 @@ def notes_on(
     if len(silent):
         names = ", ".join(f"L{layer}H{head}" for layer, head in silent.head(8).itertuples(index=False))
         notes.append(
-            f"{len(silent)} heads write nothing in some sequences (no US reaches the residual stream): {names}."
+            f"{len(silent)} heads write nothing in some sequences (no US reaches the residual stream, or none that "
+            f"float32 tells from zero): {names}."
         )
     if norms.on_write:
         notes.append(

@@ -286,6 +286,8 @@ def _stimuli(
         return corpus
     documents = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
     limit = handle.max_context
+    if limit is not None and limit < MIN_TOKENS:
+        raise UserError(f"{handle.name} has {limit} positions; a sequence needs at least {MIN_TOKENS}")
     if context is None:
         context = min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
     require_whole("context", context, MIN_TOKENS)

@@ -303,7 +303,7 @@ def test_a_run_on_what_is_in_memory_says_which_call_made_it():
 
 
 def test_a_model_with_fewer_positions_than_a_sequence_needs():
-    with pytest.raises(pi.UserError, match="context must be a whole number of at least 8, got 4"):
+    with pytest.raises(pi.UserError, match="has 4 positions; a sequence needs at least 8"):
         measure(pi.load(tiny.gpt2(positions=4)), [np.arange(40)] * 2)
 
 

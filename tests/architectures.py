@@ -44,8 +44,8 @@ class Row:
     Attributes:
         model_type: transformers' name.
         options: its configuration.
-        registry: whether its attention goes through transformers' registry; else TransformerLens captures it.
-        bridge: whether TransformerLens can capture it too.
+        path: by which it is captured.
+        bridge: whether TransformerLens can capture it (too).
         layers: those with attention.
         kv_heads, d_k, d_v: of every layer.
         windows: of each layer with attention; None sees all.
@@ -57,7 +57,7 @@ class Row:
 
     model_type: str
     options: dict[str, Any]
-    registry: bool = True
+    path: str = "attention_interface"
     bridge: bool = True
     layers: tuple[int, ...] = (0, 1)
     kv_heads: int = 2
@@ -75,7 +75,7 @@ ROWS = {
     "arcee": Row("arcee", NEW),
     "bamba": Row("bamba", NEW | MAMBA | {"attn_layer_indices": [1], "mamba_expand": 2}, layers=(1,), windows=(None,)),
     "biogpt": Row("biogpt", NEW, kv_heads=4, scheme="learned", bridge=False),
-    "bloom": Row("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3, **TOKENS}, registry=False, kv_heads=4, scheme="ALiBi"),
+    "bloom": Row("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3, **TOKENS}, path="transformer_lens", kv_heads=4, scheme="ALiBi"),
     "codegen": Row("codegen", GPT | {"rotary_dim": 4}, kv_heads=4, bridge=False),
     "cohere": Row("cohere", NEW),
     "cohere2": Row("cohere2", NEW | WINDOW, windows=(8, None)),
@@ -87,7 +87,9 @@ ROWS = {
     "ernie4_5": Row("ernie4_5", NEW),
     "ernie4_5_moe": Row("ernie4_5_moe", NEW | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_num_shared_experts": 1}),
     "exaone4": Row("exaone4", NEW | WINDOW, windows=(8, None)),
-    "falcon": Row("falcon", FALCON, registry=False, kv_heads=1),
+    "falcon": Row("falcon", FALCON, path="module_hooks", kv_heads=1),
+    "falcon (new_decoder_architecture)": Row("falcon", FALCON | {"num_kv_heads": 2, "new_decoder_architecture": True}, path="module_hooks", bridge=False),
+    "falcon (alibi)": Row("falcon", FALCON | {"alibi": True, "multi_query": False}, path="module_hooks", bridge=False, kv_heads=4, scheme="ALiBi"),
     "falcon_h1": Row("falcon_h1", NEW | MAMBA | {"mamba_d_ssm": 32, "mamba_n_heads": 4}),
     "gemma": Row("gemma", NEW),
     "gemma2": Row("gemma2", NEW | WINDOW | {"attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 24}, windows=(8, None), softcap=5.0),
@@ -99,7 +101,7 @@ ROWS = {
     "glm4_moe": Row("glm4_moe", NEW | ROUTED),
     "gpt2": Row("gpt2", GPT, kv_heads=4, scheme="learned"),
     "gpt_bigcode": Row("gpt_bigcode", GPT | {"multi_query": True}, kv_heads=1, scheme="learned"),
-    "gpt_neo": Row("gpt_neo", {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64, "attention_types": [[["global", "local"], 1]], "window_size": 8, "intermediate_size": 48, "initializer_range": 0.3, **TOKENS}, registry=False, kv_heads=4, windows=(None, 8), scheme="learned"),
+    "gpt_neo": Row("gpt_neo", {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64, "attention_types": [[["global", "local"], 1]], "window_size": 8, "intermediate_size": 48, "initializer_range": 0.3, **TOKENS}, path="transformer_lens", kv_heads=4, windows=(None, 8), scheme="learned"),
     "gpt_neox": Row("gpt_neox", {name: value for name, value in NEW.items() if name not in ("num_key_value_heads", "head_dim")}, kv_heads=4),
     "gpt_oss": Row("gpt_oss", NEW | WINDOW | EXPERTS, windows=(8, None), sinks=True),
     "gptj": Row("gptj", GPT | {"rotary_dim": 4}, kv_heads=4),
@@ -115,14 +117,14 @@ ROWS = {
     "ministral": Row("ministral", NEW | WINDOW, windows=(8, None), bridge=False),
     "mistral": Row("mistral", NEW | {"sliding_window": 8}, windows=(8, 8)),
     "mixtral": Row("mixtral", NEW | EXPERTS),
-    "mpt": Row("mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "expansion_ratio": 2, "initializer_range": 0.3, "vocab_size": VOCABULARY}, registry=False, kv_heads=4, scheme="ALiBi"),
+    "mpt": Row("mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "expansion_ratio": 2, "initializer_range": 0.3, "vocab_size": VOCABULARY}, path="transformer_lens", kv_heads=4, scheme="ALiBi"),
     "nemotron": Row("nemotron", NEW),
     "nemotron_h": Row("nemotron_h", NEW | {"hybrid_override_pattern": "M*-", "num_hidden_layers": 3, "ssm_state_size": 4, "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 1}, layers=(1,), windows=(None,), scheme="none", bridge=False),
     "olmo": Row("olmo", NEW),
     "olmo2": Row("olmo2", NEW),
     "olmo3": Row("olmo3", NEW | WINDOW, windows=(8, None)),
     "olmoe": Row("olmoe", NEW | EXPERTS),
-    "openai-gpt": Row("openai-gpt", GPT, registry=False, kv_heads=4, scheme="learned"),
+    "openai-gpt": Row("openai-gpt", GPT, path="transformer_lens", kv_heads=4, scheme="learned"),
     "opt": Row("opt", NEW | {"ffn_dim": 48, "word_embed_proj_dim": 32}, kv_heads=4, scheme="learned"),
     "persimmon": Row("persimmon", NEW, kv_heads=4, bridge=False),
     "phi": Row("phi", NEW),
@@ -138,7 +140,7 @@ ROWS = {
     "stablelm": Row("stablelm", NEW),
     "starcoder2": Row("starcoder2", NEW),
     "vaultgemma": Row("vaultgemma", NEW | WINDOW, windows=(8, None), softcap=50.0),
-    "xglm": Row("xglm", {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "max_position_embeddings": 64, "init_std": 0.3, **TOKENS}, registry=False, kv_heads=4, scheme="sinusoidal"),
+    "xglm": Row("xglm", {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "max_position_embeddings": 64, "init_std": 0.3, **TOKENS}, path="transformer_lens", kv_heads=4, scheme="sinusoidal"),
     "zamba2": Row("zamba2", NEW | {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "hybrid_layer_ids": [1, 3], "mamba_d_state": 4, "n_mamba_heads": 8, "mamba_ngroups": 1, "num_mem_blocks": 1, "num_key_value_heads": 4}, layers=(1, 3), kv_heads=4, bridge=False),
 }  # fmt: skip
 
@@ -158,8 +160,6 @@ REFUSED = {
     "bitnet": Refused("bitnet", NEW, "normalises between attention and output projection", BETWEEN),
     "diffllama": Refused("diffllama", NEW, "a head is the difference of two attentions, normalised", BETWEEN),
     "qwen3_next": Refused("qwen3_next", NEW | EXPERTS | {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16}, "gates between attention and output projection", BETWEEN),
-    "falcon (new_decoder_architecture)": Refused("falcon", FALCON | {"num_kv_heads": 2, "new_decoder_architecture": True, "bias": False}, "bypasses the registry; TransformerLens does not know the variant", "cannot be measured: no attention of it goes through transformers' attention registry"),
-    "falcon (alibi)": Refused("falcon", FALCON | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}, "bypasses the registry; TransformerLens computes something else", "cannot be measured: .*final hidden states differ"),
     "jetmoe": Refused("jetmoe", NEW | EXPERTS, "bypasses the registry; TransformerLens shows no attention of a known form", "attention of an unknown form"),
     "gpt_neox_japanese": Refused("gpt_neox_japanese", NEW | {"intermediate_multiple_size": 2}, "bypasses the registry; unknown to TransformerLens", "cannot be measured: no attention of it goes through"),
     "mamba": Refused("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "vocab_size": VOCABULARY}, "no attention", "model without attention"),

@@ -1,4 +1,4 @@
-"""Which way a model's attention is captured: transformers' attention registry, or the hooks of a TransformerBridge."""
+"""Which way a model's attention is captured: transformers' registry, hooks of a TransformerBridge, or of a family."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pavinterp.capture import attention_interface, transformer_lens
+from pavinterp.capture import attention_interface, falcon, transformer_lens
 from pavinterp.capture.call import AttentionCall
 from pavinterp.errors import UserError
 from pavinterp.exits import one_line
@@ -22,8 +22,10 @@ from pavinterp.models import ModelHandle, untouched
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
 
-ATTENTION_INTERFACE, TRANSFORMER_LENS = "attention_interface", "transformer_lens"
+ATTENTION_INTERFACE, TRANSFORMER_LENS, MODULE_HOOKS = "attention_interface", "transformer_lens", "module_hooks"
 CHOICES = ("auto", ATTENTION_INTERFACE, TRANSFORMER_LENS)
+# Families outside the registry that are captured by hooks on their own modules: one file each.
+FAMILIES = dict.fromkeys(falcon.ARCHITECTURES, falcon.capture)
 
 # Largest relative difference of final hidden states between a model and the bridge around its copy. Another order of
 # summation gives about 1e-6 (also in float64: both compute norms and softmax in float32), rounding to bfloat16 1e-2
@@ -37,8 +39,9 @@ def on_path(handle: ModelHandle, capture: str = "auto") -> ModelHandle:
     Args:
         handle: a model, or a TransformerBridge handed over.
         capture: "auto" is the bridge where there is one, else "attention_interface", or where the model's attention
-            does not go through the registry "transformer_lens"; that asks for a bridge around a copy that shares the
-            model's parameters: a second witness of the same model.
+            does not go through the registry hooks on its modules ("module_hooks", some families) or else
+            "transformer_lens"; that asks for a bridge around a copy that shares the model's parameters: a second
+            witness of the same model.
 
     Raises:
         UserError: no such path, or the model cannot be captured that way.
@@ -50,7 +53,11 @@ def on_path(handle: ModelHandle, capture: str = "auto") -> ModelHandle:
             "a TransformerBridge computes attention itself, not through transformers' registry: leave --capture out, "
             "or give the Hugging Face model that it was made from, loaded afresh"
         )
+    if capture == ATTENTION_INTERFACE and handle.architecture in FAMILIES:
+        raise UserError(f"{handle.architecture} does not call transformers' attention registry: leave --capture out")
     if handle.bridge is not None or capture == ATTENTION_INTERFACE:
+        return handle
+    if capture == "auto" and handle.architecture in FAMILIES:
         return handle
     fault = why_not_registry(handle) if capture == "auto" else ""
     if fault is None:
@@ -87,7 +94,9 @@ def few_tokens(handle: ModelHandle) -> Int[Tensor, "1 n"]:
 
 def path_of(handle: ModelHandle) -> str:
     """The path by which a handle is captured, as the manifest names it."""
-    return ATTENTION_INTERFACE if handle.bridge is None else TRANSFORMER_LENS
+    if handle.bridge is not None:
+        return TRANSFORMER_LENS
+    return MODULE_HOOKS if handle.architecture in FAMILIES else ATTENTION_INTERFACE
 
 
 def capture_for(
@@ -95,7 +104,8 @@ def capture_for(
 ) -> AbstractContextManager[None]:
     """While active, every `forward` of the handle hands each attention layer's call to `on_layer`, once."""
     if handle.bridge is None:
-        return attention_interface.capture(handle.model, on_layer, layers)
+        by = FAMILIES.get(handle.architecture, attention_interface.capture)
+        return by(handle.model, on_layer, layers)
     return transformer_lens.capture(handle.bridge, on_layer, layers)
 
 

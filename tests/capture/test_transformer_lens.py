@@ -74,10 +74,6 @@ ONLY_HERE = {
         "BloomForCausalLM", "BloomConfig", hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3, **SIZE
     ),
     "mpt": made("MptForCausalLM", "MptConfig", d_model=32, n_layers=2, n_heads=4, max_seq_len=64, **SIZE),
-    "falcon": made(
-        "FalconForCausalLM", "FalconConfig", hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=False,
-        multi_query=True, new_decoder_architecture=False, initializer_range=0.3, **SIZE,
-    ),
     "gpt_neo": made(
         "GPTNeoForCausalLM", "GPTNeoConfig", hidden_size=32, num_layers=2, attention_types=[[["global", "local"], 1]],
         num_heads=4, window_size=8, max_position_embeddings=64, initializer_range=0.3, **SIZE,

@@ -17,9 +17,9 @@ and that the model is as it was (`tests/conformance/`). Other decoders are captu
 run; `pavinterp verify MODEL` says whether yours can be measured. This table is generated from the suite's rows
 (`python -m tests.conformance.table`).
 
-*registry*: transformers' attention registry; *bridge*: hooks on a TransformerBridge of TransformerLens. Where both are
-named the first is the default, and the two agree in every record to 1e-4. *features* are those of the tested
-configuration.
+*registry*: transformers' attention registry; *hooks*: hooks on the family's own modules; *bridge*: hooks on a
+TransformerBridge of TransformerLens. Where two are named the first is the default, and both agree in every record to
+1e-4. *features* are those of the tested configuration.
 
 | `model_type` | captured by | attention layers | positions | features |
 |---|---|---|---|---|
@@ -34,9 +34,10 @@ Refused in one line, never measured wrongly:
 """
 
 
-def line(row: Row) -> str:
+def line(name: str, row: Row) -> str:
     """One row of the table."""
-    paths = (["registry"] if row.registry else []) + (["bridge"] if row.bridge else [])
+    first = {"attention_interface": ["registry"], "module_hooks": ["hooks"], "transformer_lens": []}[row.path]
+    paths = first + (["bridge"] if row.bridge else [])
     features = []
     if row.kv_heads < 4:
         features.append("one KV head" if row.kv_heads == 1 else "grouped queries")
@@ -52,13 +53,13 @@ def line(row: Row) -> str:
         row.options[key] for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in row.options
     )
     layers = "all" if len(row.layers) == depth else f"{len(row.layers)} of {depth}"
-    return f"| {row.model_type} | {', '.join(paths)} | {layers} | {row.scheme} | {', '.join(features) or '–'} |\n"
+    return f"| {name} | {', '.join(paths)} | {layers} | {row.scheme} | {', '.join(features) or '–'} |\n"
 
 
 def table() -> str:
     """The whole file."""
     refused = "".join(f"| {name} | {row.why} |\n" for name, row in REFUSED.items())
-    return HEAD + "".join(map(line, ROWS.values())) + NOT + refused
+    return HEAD + "".join(line(name, row) for name, row in ROWS.items()) + NOT + refused
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def assert_same(one, two, tolerance):
 @pytest.mark.parametrize("name", ROWS)
 def test_what_is_captured_is_what_the_model_did(name):
     row, handle = ROWS[name], handle_of(name)
-    assert path_of(handle) == ("attention_interface" if row.registry else "transformer_lens")
+    assert path_of(handle) == row.path
     with untouched(handle.model):
         layers = inspect(handle)
     assert [info.layer for info in layers] == list(row.layers)
@@ -122,7 +122,7 @@ def visible(window, chunked):
     return seen
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.registry and row.bridge])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.path != "transformer_lens" and row.bridge])
 def test_both_paths_agree(name):
     other = on_path(pi.load(model_of(name)), "transformer_lens")
     mine, theirs = records_of(handle_of(name), DOCUMENTS[:3], 3), records_of(other, DOCUMENTS[:3], 3)

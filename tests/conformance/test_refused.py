@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from architectures import REFUSED, build
 from table import FILE, table
@@ -18,12 +19,29 @@ def test_refused_in_one_line(name):
     assert "\n" not in str(error.value)
 
 
+def test_a_family_with_hooks_of_its_own_has_no_registry():
+    with pytest.raises(UserError, match="FalconForCausalLM does not call transformers' attention registry"):
+        pi.measure(pi.load(build("falcon")), DOCUMENTS, context=20, capture="attention_interface")
+
+
+@pytest.mark.parametrize("name", ["falcon", "falcon (new_decoder_architecture)", "falcon (alibi)"])
+def test_hooks_on_modules_see_the_same_in_every_kernel(name):
+    runs = []
+    for kernel in ("sdpa", "eager"):
+        model = build(name)
+        model.set_attn_implementation(kernel)
+        runs.append(pi.measure(pi.load(model), DOCUMENTS, context=20, tests=8, examples=False).records)
+    for column in ("effective_load", "fidelity", "d_eff"):
+        np.testing.assert_allclose(runs[0][column], runs[1][column], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "passed", "other", "skipped"),
     [
         ("gpt_oss", True, True, []),
         ("jamba", True, True, [0, 2]),
         ("bloom", True, False, []),
+        ("falcon", True, True, []),
         ("doge", True, False, []),
         ("diffllama", False, False, []),
     ],

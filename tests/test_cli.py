@@ -122,6 +122,34 @@ def test_the_main_job_opens_no_connection(command: Command, tmp_path: Path, monk
     assert ended.code == 0, ended.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["measure", "--pages", "0"], "--pages: measure writes no pages"),
+        (["report", "--pages", "0,9"], "--pages 9: not among the layers that are measured"),
+        (["report", "--layers", "0", "--pages", "0,1"], "--pages 1: not among the layers that are measured"),
+        (["report", "--tests", "9" * 5000], "give a whole number of at least 1, or all"),
+        (["report", "~nobody-of-that-name/x"], "no folder '~nobody-of-that-name/x'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_work(
+    command: Command, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    ended = command(*arguments, "--out", tmp_path / "mine")
+    assert ended.code == 2
+    assert says in ended.err
+    assert "sequences" not in ended.err
+    assert os.listdir(tmp_path) == []
+
+
+def test_text_with_nul_characters_is_no_text(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(("hello world " * 200).encode("utf-16-le"))
+    ended = command("measure", "demo", "--corpus", path, "--out", tmp_path / "mine")
+    assert ended.code == 2
+    assert f"{path} is not text: a NUL character at character 1; if it is UTF-16" in ended.err
+
+
 def test_quiet_says_nothing_but_the_result(command: Command, tmp_path: Path) -> None:
     ended = command("measure", *SMALL, "--out", tmp_path / "mine", "--quiet")
     assert (ended.code, ended.err) == (0, "")

@@ -17,7 +17,7 @@ from pavinterp.capture.paths import TRANSFORMER_LENS, path_of
 from pavinterp.models import ModelHandle
 from pavinterp.norms import Norms
 from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import LayerInfo
+from pavinterp.sweep import LayerInfo, without_attention
 
 DEFAULTS = {"tests": 64, "layers": "all", "batch": "auto", "bos": "auto", "capture": "auto"}  # need not be typed
 
@@ -117,8 +117,7 @@ def notes_on(
 ) -> list[str]:
     """What a reader of this run must know beside the definitions."""
     notes = []
-    total = getattr(handle.model.config.get_text_config(), "num_hidden_layers", len(shapes))
-    missing = sorted(set(range(total)) - {info.layer for info in shapes})
+    missing = without_attention(handle, shapes)
     if handle.bridge is not None and (hooked := hooked_points(handle.bridge)):
         notes.append(f"The TransformerBridge was measured with the hooks that were on it: {', '.join(hooked)}.")
     if missing:

@@ -104,6 +104,12 @@ def inspect(handle: ModelHandle) -> list[LayerInfo]:
     return [found[layer] for layer in sorted(found)]
 
 
+def without_attention(handle: ModelHandle, shapes: Sequence[LayerInfo]) -> list[int]:
+    """The model's layers that are not among `shapes`."""
+    depth = getattr(handle.model.config.get_text_config(), "num_hidden_layers", len(shapes))
+    return sorted(set(range(depth)) - {info.layer for info in shapes})
+
+
 def batches(stimuli: Stimuli, size: int) -> list[list[int]]:
     """Indices of sequences, at most `size` a batch, the shortest first, each batch of one length.
 

@@ -17,7 +17,7 @@ from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.run import choose_layers, merge, probe_length, vocabulary_of
 from pavinterp.stimuli import Stimuli, repeated_random_tokens
-from pavinterp.sweep import inspect, sweep
+from pavinterp.sweep import inspect, sweep, without_attention
 
 
 def verify(
@@ -58,7 +58,6 @@ def verify(
     limit = certificate.tolerance(handle.dtype)
     largest = max(max(row) for row in residuals.values())
     agreement_limit = max(1e-4, 10 * limit)  # two ways to sum in every layer before; 1e-4 in float32
-    depth = getattr(handle.model.config.get_text_config(), "num_hidden_layers", len(shapes))
     holds = [largest <= limit, change <= limit, batch_change <= agreement_limit, (agreement or 0) <= agreement_limit]
     rows = [
         asdict(info) | {"residual": max(residuals[info.layer])}
@@ -78,7 +77,7 @@ def verify(
         "agreement": agreement,
         "agreement_tolerance": agreement_limit,
         "no_other_path": no_other_path,
-        "skipped": sorted(set(range(depth)) - {info.layer for info in shapes}),
+        "skipped": without_attention(handle, shapes),
         "passed": all(holds),
         "layers": rows,
     }

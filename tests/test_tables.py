@@ -104,12 +104,7 @@ def test_capacities_utilisations_and_regimes():
         (0.5, np.log(2.0), 20.0, 16.0),  # 2 sqrt(t) = 8 at t = 16
         (0.0, np.log(2.0), 2.0, np.inf),
         (-0.1, np.log(2.0), 2.0, np.inf),
-        (
-            0.5,
-            np.log(9.0),
-            30.0,
-            8.0,
-        ),  # above from the start, but fewer than 8 positions cannot hold 8
+        (0.5, np.log(9.0), 30.0, 8.0),  # above from the start, but fewer than 8 positions cannot hold 8
         (-0.5, np.log(9.0), 1.0, np.inf),  # it falls below the bound and stays there
         (-0.01, np.log(90.0), 85.0, 8.0),  # it lies above the bound throughout
         (np.nan, 0.0, 1.0, np.nan),

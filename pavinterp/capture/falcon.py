@@ -29,18 +29,20 @@ def capture(
         on_layer: called with each captured layer of each forward pass.
         layers: layer indices to capture; None is all.
     """
+    from transformers.models.falcon.modeling_falcon import FalconAttention
+
+    attentions: list[Any] = [module for module in model.modules() if isinstance(module, FalconAttention)]
     with ExitStack() as hooks:
-        for module in model.modules():
-            if type(module).__name__.startswith("Falcon") and hasattr(module, "_split_heads"):
-                attention: Any = module
-                if layers is None or attention.layer_idx in layers:
-                    seen: dict[str, Any] = {}
-                    for handle in (
-                        attention.register_forward_pre_hook(partial(_begin, seen), with_kwargs=True),
-                        attention.query_key_value.register_forward_hook(partial(_keep, seen)),
-                        attention.dense.register_forward_pre_hook(partial(_finish, seen, attention, on_layer)),
-                    ):
-                        hooks.callback(handle.remove)
+        for attention in attentions:
+            if layers is not None and attention.layer_idx not in layers:
+                continue
+            seen: dict[str, Any] = {}
+            for handle in (
+                attention.register_forward_pre_hook(partial(_begin, seen), with_kwargs=True),
+                attention.query_key_value.register_forward_hook(partial(_keep, seen)),
+                attention.dense.register_forward_pre_hook(partial(_finish, seen, attention, on_layer)),
+            ):
+                hooks.callback(handle.remove)
         yield
 
 

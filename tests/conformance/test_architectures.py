@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from architectures import ROWS, VOCABULARY, build
+from test_run import stimuli
 
 import pavinterp as pi
 from pavinterp.capture import certificate
@@ -16,7 +17,6 @@ from pavinterp.capture.call import output_weight, trials, write_factor
 from pavinterp.capture.paths import capture_for, forward, on_path, path_of
 from pavinterp.measures import all_measures
 from pavinterp.models import untouched
-from pavinterp.stimuli import Stimuli
 from pavinterp.sweep import inspect, sweep
 
 LENGTH = 20  # two windows of 8, and a part of a third
@@ -62,14 +62,9 @@ def trials_of(call, tokens, sequence):
 
 def records_of(handle, documents, batch, tests=None):
     """Records of every test and the tests themselves, in a fixed order."""
-    stimuli = Stimuli(
-        kind="text", tokens=documents, document=np.arange(len(documents)), document_names=[""] * len(documents),
-        source="made", bos="never", bos_added=False, token_hash="", dropped_tokens=0,
-    )  # fmt: skip
+    text = stimuli(documents)
     with untouched(handle.model):
-        found = list(
-            sweep(handle, stimuli, MEASURES, tests=tests, layers=None, batch=batch, seed=0, keep=len(documents))
-        )
+        found = list(sweep(handle, text, MEASURES, tests=tests, layers=None, batch=batch, seed=0, keep=len(documents)))
     keys = ["sequence", "layer", "head"]
     records = pd.concat([batch.records for batch in found]).sort_values(keys, ignore_index=True)
     single = pd.concat([batch.tests for batch in found]).sort_values([*keys, "position"], ignore_index=True)

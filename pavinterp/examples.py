@@ -126,7 +126,8 @@ def _example(
     share = contribution / contribution.sum()
     top = torch.topk(share[: position + 1], min(ASSOCIATIONS, position + 1)).indices
     top = top[share[top] > 0.005]
-    writes = one.values[head // one.group, top] @ w_o
+    uss = one.values[head // one.group, top]
+    writes = (uss if one.gate is None else uss * one.gate[head, t]) @ w_o
     start = max(0, position - WINDOW)
     return {
         "layer": one.layer,

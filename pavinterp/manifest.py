@@ -130,6 +130,11 @@ def notes_on(
             f"{len(silent)} heads write nothing in some sequences (no US reaches the residual stream, or none that "
             f"float32 tells from zero): {names}."
         )
+    if gated := [info.layer for info in shapes if info.between]:
+        notes.append(
+            f"Layers {gated} multiply each response with a gate before W_O, which depends on the test alone: a test "
+            "finds every US multiplied with its gate, and contributions, loads and fidelities are of those."
+        )
     if norms.on_write:
         notes.append(
             "This architecture normalises the attention's output after W_O; inner products are taken before that norm."

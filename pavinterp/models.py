@@ -298,6 +298,12 @@ def fingerprint(model: PreTrainedModel, samples: int = 64) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
+def base_model(model: Any) -> Any:
+    """The model without its LM head: what maps tokens to final hidden states."""
+    base = model.base_model
+    return getattr(base, "model", base) if base is model else base  # Llama 4's text model: its prefix names nothing
+
+
 @contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
     """Evaluation mode inside; on leaving, by whatever way, the model is as it was.

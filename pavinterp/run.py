@@ -36,7 +36,7 @@ from pavinterp.stimuli import (
     repeated_random_tokens,
     tokenise,
 )
-from pavinterp.sweep import LayerInfo, inspect, sweep
+from pavinterp.sweep import LayerInfo, inspect, require_known, sweep
 from pavinterp.tables import heads_table
 
 DEFAULT_CONTEXT = 1024
@@ -167,6 +167,7 @@ def measure(
     with shown as stage, untouched(handle.model):
         shapes = inspect(handle)
         chosen = choose_layers(shapes, layers)
+        require_known(handle, shapes, chosen)
         stimuli = _stimuli(handle, corpus, context, sequences, bos, seed)
         probe = _probe(handle, stimuli, bos, seed)
         norms = find_norms(handle, torch.from_numpy(stimuli.tokens[0][None, :MIN_TOKENS]).long().to(handle.device))

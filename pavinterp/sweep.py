@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pavinterp.capture import certificate
 from pavinterp.capture.call import AttentionCall, output_weight, trials, working_dtype, write_factor
+from pavinterp.capture.gate import UNKNOWN, between
 from pavinterp.capture.paths import capture_for, few_tokens, forward, path_of
 from pavinterp.errors import UserError
 from pavinterp.measures import Column, Measure
@@ -27,7 +28,8 @@ from pavinterp.trials import Trials
 class LayerInfo:
     """What one attention layer is made of; `window` is None where every earlier position is visible.
 
-    `softcap` bounds the scores where not None; `sinks`: whether the layer has learned sink logits.
+    `softcap` bounds the scores where not None; `sinks`: whether the layer has learned sink logits; `between`: what
+    changes the responses before `W_O`: None, "gate" (each multiplied with factors of its test), or "unknown".
     """
 
     layer: int
@@ -38,6 +40,7 @@ class LayerInfo:
     window: int | None
     softcap: float | None = None
     sinks: bool = False
+    between: str | None = None
 
 
 @dataclass
@@ -68,10 +71,12 @@ def inspect(handle: ModelHandle) -> list[LayerInfo]:
         UserError: no attention goes through the registry, or a layer sees later positions.
     """
     found: dict[int, LayerInfo] = {}
+    calls: dict[int, AttentionCall] = {}
     sees_future: list[int] = []
 
     def on_layer(call: AttentionCall) -> None:
         heads, kv_heads = call.queries.shape[1], call.keys.shape[1]
+        calls[call.layer] = call
         found[call.layer] = LayerInfo(
             layer=call.layer,
             heads=heads,
@@ -101,7 +106,23 @@ def inspect(handle: ModelHandle) -> list[LayerInfo]:
         raise UserError(
             f"{handle.architecture}: layer {sees_future[0]} attends to later positions; pavinterp measures decoders"
         )
-    return [found[layer] for layer in sorted(found)]
+    changed = between(handle, calls)
+    return [replace(found[layer], between=changed.get(layer)) for layer in sorted(found)]
+
+
+def require_known(handle: ModelHandle, shapes: Sequence[LayerInfo], layers: set[int] | None) -> None:
+    """Stop where something else than a gate changes the responses of a layer that is to be measured (None is all).
+
+    Raises:
+        UserError: naming the first such layer.
+    """
+    for info in shapes:
+        if info.between == UNKNOWN and (layers is None or info.layer in layers):
+            raise UserError(
+                f"{handle.architecture}: layer {info.layer}: between the attention and its output projection stands "
+                "something else than a gate (a norm, or a difference of two attentions), so what an association "
+                "contributes is not defined; nothing was reported"
+            )
 
 
 def without_attention(handle: ModelHandle, shapes: Sequence[LayerInfo]) -> list[int]:

@@ -107,16 +107,19 @@ def print_verification(result: dict[str, Any]) -> None:
     print(f"{result['model']} ({result['architecture']}, {result['dtype']}): {answer}, by {result['path']}")
     print(f"largest relative residual {result['largest']:.1e}, tolerance {result['tolerance']:.0e}; {future}")
     agreement, limit = result["agreement"], result["agreement_tolerance"]
-    print(
-        f"loads of sequences read one by one differ by {result['batch_change']:.1e}; "
-        + (f"by the other path, transformer_lens, by {agreement:.1e}" if agreement is not None else "no second path")
-        + f" (tolerance {limit:.0e})"
-    )
+    print(f"loads of sequences read one by one differ by {result['batch_change']:.1e} (tolerance {limit:.0e})")
     if agreement is None:
         print(f"no second path: {result['no_other_path']}")
+    else:
+        print(f"loads by the other path, transformer_lens, differ by {agreement:.1e} (tolerance {limit:.0e})")
+    padding = ", ".join(f"{side} {change:.1e}" for side, change in result["padding_change"].items())
+    print(
+        f"positions: {result['positions']}; padding (never used here) would change final hidden states by: "
+        f"{padding or 'not told'}"
+    )
     if result["skipped"]:
         print(f"without attention, not measured: layers {', '.join(map(str, result['skipped']))}")
-    head = ("layer", "heads", "kv_heads", "d_k", "d_v", "window", "softcap", "sinks", "residual")
+    head = ("layer", "heads", "kv_heads", "d_k", "d_v", "window", "softcap", "sinks", "between", "residual")
     print("".join(f"{name:>10}" for name in head))
     for row in result["layers"]:
         residual = f"{row['residual']:.1e}" + ("" if row["residual"] <= result["tolerance"] else " !")

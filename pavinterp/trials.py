@@ -39,6 +39,8 @@ class Trials:
         rng_seed: seed for measures that sample.
         first_head: index of the first head here among the layer's.
         given_strengths: strengths that the model used in place of the softmax of the scores, where hooks edited them.
+        gate: what the model multiplies each test's response with before `W_O`, where it does. A test then finds
+            every US as `g_t * v_j`, and all that follows is of those.
     """
 
     layer: int
@@ -57,6 +59,7 @@ class Trials:
     rng_seed: int = 0
     first_head: int = 0
     given_strengths: Float[Tensor, "heads tests n"] | None = None
+    gate: Float[Tensor, "heads tests d_v"] | None = None
 
     @property
     def heads(self) -> int:
@@ -96,6 +99,7 @@ class Trials:
                 sinks=None if self.sinks is None else self.sinks[heads],
                 write=self.write[heads],
                 given_strengths=None if self.given_strengths is None else self.given_strengths[heads],
+                gate=None if self.gate is None else self.gate[heads],
                 first_head=self.first_head + heads.start,
             )
 
@@ -131,24 +135,35 @@ class Trials:
 
     @cached_property
     def response(self) -> Float[Tensor, "heads tests d_v"]:
-        """Conditioned responses `o_t = sum_j a_tj v_j`, before `W_O`."""
+        """Conditioned responses `o_t = sum_j a_tj v_j` (times the gate, where there is one), before `W_O`."""
         heads, tests = self.heads, len(self.tests)
         strengths = self.strengths.reshape(self.kv_heads, self.group * tests, -1)
-        return torch.bmm(strengths, self.values).view(heads, tests, -1)
+        response = torch.bmm(strengths, self.values).view(heads, tests, -1)
+        return response if self.gate is None else response * self.gate
 
     @cached_property
-    def us_norms(self) -> Float[Tensor, "heads n"]:
-        """`||v_j W_O||`: the size of each US where it matters, in the residual stream."""
+    def us_norms(self) -> Float[Tensor, "heads tests_or_1 n"]:
+        """`||v_j W_O||`: the size of each US where it matters, in the residual stream; of `g_t * v_j` with a gate."""
+        if self.gate is not None:
+            return self._gated_us_norms(self.gate)
         kv_heads, group, n = self.kv_heads, self.group, self.keys.shape[1]
         write = self.write.view(kv_heads, group, *self.write.shape[1:])
         side_by_side = write.transpose(1, 2).reshape(kv_heads, write.shape[2], -1)
         written = torch.bmm(self.values, side_by_side).view(kv_heads, n, group, -1)
-        return torch.linalg.vector_norm(written, dim=-1).transpose(1, 2).reshape(kv_heads * group, n)
+        return torch.linalg.vector_norm(written, dim=-1).transpose(1, 2).reshape(kv_heads * group, 1, n)
+
+    def _gated_us_norms(self, gate: Float[Tensor, "heads tests d_v"]) -> Float[Tensor, "heads tests n"]:
+        values = self.values.repeat_interleave(self.group, dim=0)
+        norms = [  # a test at a time: each finds USs of its own
+            torch.linalg.vector_norm(torch.bmm(values, gate[:, t, :, None] * self.write), dim=-1)
+            for t in range(len(self.tests))
+        ]
+        return torch.stack(norms, dim=1)
 
     @cached_property
     def contributions(self) -> Float[Tensor, "heads tests n"]:
         """`c_tj = a_tj ||v_j W_O||`: the response that each association contributes."""
-        return self.strengths * self.us_norms[:, None, :]
+        return self.strengths * self.us_norms
 
     @cached_property
     def target(self) -> Int[Tensor, "heads tests"]:
@@ -162,6 +177,7 @@ class Trials:
 
     @cached_property
     def target_written(self) -> Float[Tensor, "heads tests d_w"]:
-        """`v_* R`: the target's US in the same coordinates (not multiplied by its strength)."""
+        """`v_* R`: the target's US in the same coordinates (times the gate, not multiplied by its strength)."""
         kv_head = torch.arange(self.heads, device=self.values.device)[:, None] // self.group
-        return torch.bmm(self.values[kv_head, self.target], self.write)
+        us = self.values[kv_head, self.target]
+        return torch.bmm(us if self.gate is None else us * self.gate, self.write)

@@ -11,10 +11,12 @@ import pandas as pd
 import torch
 
 from pavinterp.capture import certificate
+from pavinterp.capture.gate import UNKNOWN
 from pavinterp.capture.paths import TRANSFORMER_LENS, capture_for, forward, on_path, path_of
 from pavinterp.errors import UserError
 from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
+from pavinterp.positions import PADS, padding_change, position_scheme
 from pavinterp.run import choose_layers, merge, probe_length, vocabulary_of
 from pavinterp.stimuli import Stimuli, repeated_random_tokens
 from pavinterp.sweep import inspect, sweep, without_attention
@@ -34,15 +36,19 @@ def verify(
     Returns:
         model, architecture, path, dtype, tolerance, largest, passed; future_safe (changing later tokens changed
         nothing earlier), future_change (largest relative change of earlier hidden states); batch_change (largest
-        relative change of a head's load when sequences are read one by one); agreement (largest relative difference
+        relative change of a head's load when sequences are read one by one); positions (how they enter the model);
+        padding_change (largest relative change of final hidden states by padding a sequence, by side; pavinterp pads
+        nothing, so that it does not count for passed); agreement (largest relative difference
         of a load by the other path, None where there is no other, and no_other_path says why) and
         agreement_tolerance; skipped (layers without attention); and one dict per layer: layer, heads, kv_heads, d_k,
-        d_v, window, softcap, sinks, residual.
+        d_v, window, softcap, sinks, between (what changes responses before W_O: None, gate, unknown), residual (inf
+        where that is unknown).
 
     Raises:
         UserError: no attention can be captured.
     """
-    handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
+    plain = model if isinstance(model, ModelHandle) else load(model)
+    handle = on_path(plain, capture)
     with untouched(handle.model):
         shapes = inspect(handle)
         chosen = choose_layers(shapes, layers)
@@ -54,16 +60,19 @@ def verify(
         loads = _loads(handle, probe, chosen, seed, sequences, residuals)
         batch_change = _difference(loads, _loads(handle, probe, chosen, seed, 1, residuals))
         change = _future_change(handle, probe)
+    with untouched(plain.model):
+        scheme = position_scheme(handle, plain)
+        padding = padding_change(plain, torch.from_numpy(probe.tokens[0][None, : length - PADS]).to(plain.device))
     agreement, no_other_path = _agreement(handle, probe, chosen, seed, loads)
     limit = certificate.tolerance(handle.dtype)
-    largest = max(max(row) for row in residuals.values())
     agreement_limit = max(1e-4, 10 * limit)  # two ways to sum in every layer before; 1e-4 in float32
-    holds = [largest <= limit, change <= limit, batch_change <= agreement_limit, (agreement or 0) <= agreement_limit]
     rows = [
-        asdict(info) | {"residual": max(residuals[info.layer])}
+        asdict(info) | {"residual": float("inf") if info.between == UNKNOWN else max(residuals[info.layer])}
         for info in shapes
         if chosen is None or info.layer in chosen
     ]
+    largest = max(row["residual"] for row in rows)
+    holds = [largest <= limit, change <= limit, batch_change <= agreement_limit, (agreement or 0) <= agreement_limit]
     return {
         "model": handle.name,
         "architecture": handle.architecture,
@@ -74,6 +83,8 @@ def verify(
         "future_safe": change <= limit,
         "future_change": change,
         "batch_change": batch_change,
+        "positions": scheme,
+        "padding_change": padding,
         "agreement": agreement,
         "agreement_tolerance": agreement_limit,
         "no_other_path": no_other_path,
@@ -117,7 +128,10 @@ def _agreement(
     try:
         other = on_path(handle, TRANSFORMER_LENS)
         with untouched(other.model):
-            return _difference(loads, _loads(other, probe, layers, seed, len(probe.tokens))), ""
+            residuals: dict[int, list[float]] = {}
+            theirs = _loads(other, probe, layers, seed, len(probe.tokens), residuals)
+            certificate.require(residuals, handle.dtype, handle.architecture)
+            return _difference(loads, theirs), ""
     except UserError as error:
         return None, str(error).removesuffix(": leave --capture out")
 

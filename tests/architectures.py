@@ -34,6 +34,11 @@ SHARED_KV = {
     "num_hidden_layers": 4, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2,
     "num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8,
 }  # fmt: skip
+LINEAR_ATTENTION = {
+    "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "shared_expert_intermediate_size": 16,
+}  # fmt: skip
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1}
 
 
@@ -53,6 +58,7 @@ class Row:
         softcap: of the scores.
         sinks: whether strengths of a row may sum to less than one.
         scheme: how positions enter, for people to read.
+        gated: whether a gate multiplies each response before the output projection.
     """
 
     model_type: str
@@ -68,9 +74,11 @@ class Row:
     softcap: float | None = None
     sinks: bool = False
     scheme: str = "rotary"
+    gated: bool = False
 
 
 ROWS = {
+    "afmoe": Row("afmoe", NEW | ROUTED | WINDOW | {"num_dense_layers": 1, "num_shared_experts": 1}, windows=(8, None), gated=True),
     "apertus": Row("apertus", NEW),
     "arcee": Row("arcee", NEW),
     "bamba": Row("bamba", NEW | MAMBA | {"attn_layer_indices": [1], "mamba_expand": 2}, layers=(1,), windows=(None,)),
@@ -110,7 +118,9 @@ ROWS = {
     "helium": Row("helium", NEW, bridge=False),
     "hunyuan_v1_dense": Row("hunyuan_v1_dense", NEW),
     "jamba": Row("jamba", NEW | {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1, "num_experts": 2, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False}, layers=(1, 3), scheme="none"),
+    "laguna": Row("laguna", NEW | ROUTED, gated=True),
     "lfm2": Row("lfm2", NEW | {"layer_types": ["conv", "full_attention"]}, layers=(1,), windows=(None,)),
+    "lfm3": Row("lfm3", NEW | {"layer_types": ["conv", "full_attention"]}, layers=(1,), windows=(None,), gated=True, bridge=False),
     "llama": Row("llama", NEW),
     "llama4": Row("llama4_text", NEW | {"attention_chunk_size": 8, "intermediate_size_mlp": 48, "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0], "num_local_experts": 2}, windows=(8, None), chunked=True, bridge=False),
     "minimax": Row("minimax", NEW | EXPERTS, layers=(0,), windows=(None,), bridge=False),
@@ -134,6 +144,9 @@ ROWS = {
     "qwen2_moe": Row("qwen2_moe", NEW | EXPERTS | {"shared_expert_intermediate_size": 16}),
     "qwen3": Row("qwen3", NEW),
     "qwen3_moe": Row("qwen3_moe", NEW | EXPERTS),
+    "qwen3_5": Row("qwen3_5_text", NEW | LINEAR_ATTENTION, layers=(1, 3), gated=True, bridge=False),
+    "qwen3_5_moe": Row("qwen3_5_moe_text", NEW | EXPERTS | LINEAR_ATTENTION, layers=(1, 3), gated=True, bridge=False),
+    "qwen3_next": Row("qwen3_next", NEW | EXPERTS | LINEAR_ATTENTION, layers=(1, 3), gated=True, bridge=False),
     "recurrent_gemma": Row("recurrent_gemma", NEW | {"num_hidden_layers": 3, "block_types": ["recurrent", "recurrent", "attention"], "attention_window_size": 8, "lru_width": 32}, layers=(2,), windows=(8,), bridge=False),
     "seed_oss": Row("seed_oss", NEW),
     "smollm3": Row("smollm3", NEW | {"no_rope_layers": [1, 0]}),
@@ -141,7 +154,7 @@ ROWS = {
     "starcoder2": Row("starcoder2", NEW),
     "vaultgemma": Row("vaultgemma", NEW | WINDOW, windows=(8, None), softcap=50.0),
     "xglm": Row("xglm", {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "max_position_embeddings": 64, "init_std": 0.3, **TOKENS}, path="transformer_lens", kv_heads=4, scheme="sinusoidal"),
-    "zamba2": Row("zamba2", NEW | {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "hybrid_layer_ids": [1, 3], "mamba_d_state": 4, "n_mamba_heads": 8, "mamba_ngroups": 1, "num_mem_blocks": 1, "num_key_value_heads": 4}, layers=(1, 3), kv_heads=4, bridge=False),
+    "zamba2": Row("zamba2", NEW | {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "hybrid_layer_ids": [1, 3], "mamba_d_state": 4, "n_mamba_heads": 8, "mamba_ngroups": 1, "num_mem_blocks": 1, "num_key_value_heads": 4}, layers=(1, 3), kv_heads=4, scheme="none", bridge=False),
 }  # fmt: skip
 
 
@@ -155,11 +168,10 @@ class Refused:
     message: str
 
 
-BETWEEN = "certificate failed: .* a gate or a norm between the attention and its output projection"
+BETWEEN = "between the attention and its output projection stands something else than a gate"
 REFUSED = {
     "bitnet": Refused("bitnet", NEW, "normalises between attention and output projection", BETWEEN),
     "diffllama": Refused("diffllama", NEW, "a head is the difference of two attentions, normalised", BETWEEN),
-    "qwen3_next": Refused("qwen3_next", NEW | EXPERTS | {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16}, "gates between attention and output projection", BETWEEN),
     "jetmoe": Refused("jetmoe", NEW | EXPERTS, "bypasses the registry; TransformerLens shows no attention of a known form", "attention of an unknown form"),
     "gpt_neox_japanese": Refused("gpt_neox_japanese", NEW | {"intermediate_multiple_size": 2}, "bypasses the registry; unknown to TransformerLens", "cannot be measured: no attention of it goes through"),
     "mamba": Refused("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "vocab_size": VOCABULARY}, "no attention", "model without attention"),

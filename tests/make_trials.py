@@ -10,7 +10,7 @@ from pavinterp.trials import Trials
 
 def make_trials(
     n=24, heads=4, kv_heads=2, d_k=8, d_v=6, width=16, tests=None, seed=0, softcap=None, sinks=False, window=None,
-    dtype=torch.float64, **given,
+    gated=False, dtype=torch.float64, **given,
 ) -> tuple[Trials, torch.Tensor]:  # fmt: skip
     """Trials with everything random unless given, and the W_O [heads, d_v, width] they were made from."""
     rng = torch.Generator().manual_seed(seed)
@@ -38,5 +38,6 @@ def make_trials(
         sinks=normal(heads) if sinks else None,
         memory_start=max(0, n - window) if window else 0,
         write=write_factor(w_o, dtype),
+        gate=normal(heads, len(positions), d_v).sigmoid() if gated else None,
     )
     return Trials(**(values | given)), w_o

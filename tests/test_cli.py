@@ -178,8 +178,8 @@ def test_verify_says_by_which_path_and_how_exactly(command: Command) -> None:
     ended = command("verify", "demo")
     assert ended.code == 0, ended.err
     assert "can be measured, by attention_interface" in ended.out
-    assert "by the other path, transformer_lens, by" in ended.out
-    assert len(ended.out.splitlines()) == 4 + 4
+    assert "loads by the other path, transformer_lens, differ by" in ended.out
+    assert len(ended.out.splitlines()) == 6 + 4
     result = json.loads(command("verify", "demo", "--json", "--layers", "1,3").out)
     assert result["passed"] is True
     assert result["future_safe"] is True

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from pavinterp.capture.call import AttentionCall
@@ -25,6 +26,7 @@ class _Session:
 
     on_layer: Callable[[AttentionCall], None]
     layers: set[int] | None
+    put: Mapping[int, Tensor]
     pending: dict[int, dict[str, Any]] = field(default_factory=dict)  # by id of the attention module
     hooks: ExitStack = field(default_factory=ExitStack)
     hooked: set[int] = field(default_factory=set)
@@ -37,7 +39,11 @@ _session: ContextVar[_Session | None] = ContextVar("pavinterp_capture", default=
 
 @contextmanager
 def capture(
-    model: nn.Module, on_layer: Callable[[AttentionCall], None], layers: set[int] | None = None
+    model: nn.Module,
+    on_layer: Callable[[AttentionCall], None],
+    layers: set[int] | None = None,
+    *,
+    put: Mapping[int, Float[Tensor, "batch n heads_d_v"]] | None = None,
 ) -> Iterator[None]:
     """While active, every forward pass of `model` hands each attention layer's call to `on_layer`, once.
 
@@ -49,11 +55,12 @@ def capture(
         model: a Hugging Face model whose attention goes through the registry.
         on_layer: called with each captured layer of each forward pass.
         layers: layer indices to capture; None is all.
+        put: by layer, what the attention is made to put out instead of its own output.
 
     Raises:
         UserError: an attention module has no output projection under a known name.
     """
-    session = _Session(on_layer, layers)
+    session = _Session(on_layer, layers, put or {})
     configs: list[Any] = all_configs(getattr(module, "config", None) for module in model.modules())
     before = [config._attn_implementation_internal for config in configs]
     token = _session.set(session)
@@ -87,9 +94,9 @@ def _register(kernel: str) -> None:
     ) -> Any:
         output = _kernel(module, kernel)(module, query, key, value, attention_mask, **kwargs)
         session = _session.get()
-        if session is not None:
-            _remember(session, module, query, key, value, attention_mask, kwargs)
-        return output
+        if session is None:
+            return output
+        return _remember(session, module, (query, key, value, attention_mask), kwargs, output)
 
     AttentionInterface.register(name, attend)
 
@@ -105,15 +112,17 @@ def _kernel(module: nn.Module, kernel: str) -> Callable[..., Any]:
 
 
 def _remember(
-    session: _Session, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
-) -> None:
+    session: _Session, module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Keep a call until its output projection is applied; returns what the attention is to put out."""
+    query, key, value, mask = inputs
     layer = getattr(module, "layer_idx", None)
     if layer is not None and layer < 0:  # shared between blocks (Zamba2)
         layer = session.block
     if layer is None:
         raise UserError(f"{type(module).__name__} does not say which layer it is (layer_idx); it cannot be captured")
     if session.layers is not None and layer not in session.layers:
-        return
+        return output
     if not isinstance(mask, Tensor) or mask.ndim != 4:
         mask = None  # kernels without a 4-D mask (flash) take causality and window as arguments
     scale = kwargs.get("scaling")
@@ -125,8 +134,11 @@ def _remember(
             f"two attention modules of this model say that they are layer {layer} (layer_idx): number them, or nobody "
             "can tell their heads apart"
         )
+    if layer in session.put:
+        output = (session.put[layer].reshape(output[0].shape), *output[1:])
     session.pending[id(module)] = {
         "layer": int(layer),
+        "attended": output[0],
         "queries": query,
         "keys": key,
         "values": value,
@@ -142,6 +154,7 @@ def _remember(
         session.hooked.add(id(module))
         handle = output_projection(module).register_forward_pre_hook(_finish(session, module))
         session.hooks.callback(handle.remove)
+    return output
 
 
 def _watch_blocks(session: _Session, model: nn.Module) -> None:
@@ -180,6 +193,9 @@ def _finish(session: _Session, module: nn.Module) -> Callable[[nn.Module, tuple]
     def hook(projection: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         call = session.pending.pop(id(module), None)
         if call is not None:
-            session.on_layer(AttentionCall(response=inputs[0], projection=projection, **call))
+            response, attended = inputs[0], call.pop("attended")
+            untouched = attended.data_ptr() == response.data_ptr() or attended.numel() != response.numel()
+            call["attended"] = None if untouched else attended.reshape(response.shape)
+            session.on_layer(AttentionCall(response=response, projection=projection, **call))
 
     return hook

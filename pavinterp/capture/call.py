@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -26,6 +28,8 @@ class AttentionCall:
         causal: whether the kernel is causal where `mask` is None.
         scale, softcap, sinks: the kernel's own.
         window: how many positions a test sees at most; None is all.
+        attended: what the attention put out, where the model goes on with something made of it; None where it goes on
+            with the attention's output itself.
         chunked: whether those are the ones of its own chunk (of `window` positions, counted from the first).
         response: what the output projection received: the attention output the model went on with.
         projection: the output projection module (`W_O`).
@@ -48,6 +52,21 @@ class AttentionCall:
     pattern: Float[Tensor, "batch heads n n"] | None = None
     replaced: tuple[int, ...] = ()
     chunked: bool = False
+    attended: Float[Tensor, "batch n heads_d_v"] | None = None
+
+    @cached_property
+    def gated(self) -> bool:
+        """Whether the model goes on with something else than what the attention put out."""
+        return self.attended is not None and not torch.equal(self.attended, self.response)
+
+    def gate(self, index: Any) -> Tensor:
+        """`response / attended` in float64 at an index: as exact as the two are, for a product is rounded once.
+
+        0 where the attention put out exactly zero: what the gate is there shows in nothing.
+        """
+        assert self.attended is not None
+        below, above = self.attended[index].double(), self.response[index].double()
+        return torch.where(below == 0, 0.0, above / below)
 
 
 def working_dtype(call: AttentionCall) -> torch.dtype:
@@ -118,7 +137,13 @@ def trials(
         write=write,
         rng_seed=rng_seed,
         given_strengths=None if call.pattern is None else call.pattern[sequence, :, tests, :n].to(dtype),
+        gate=_gate(call, sequence, tests) if call.gated else None,
     )
+
+
+def _gate(call: AttentionCall, sequence: int, tests: Int[Tensor, "tests"]) -> Float[Tensor, "heads tests d_v"]:
+    rows = call.gate((sequence, tests)).to(working_dtype(call))
+    return rows.view(len(tests), call.queries.shape[1], -1).transpose(0, 1)
 
 
 def output_weight(projection: nn.Module, heads: int, d_v: int) -> Float[Tensor, "heads d_v width"]:

@@ -67,6 +67,6 @@ def require(residuals: dict[int, list[float]], dtype: torch.dtype, architecture:
         r, layer, head = worst
         raise UserError(
             f"certificate failed: {architecture} layer {layer} head {head}: the response rebuilt from the captured "
-            f"tensors differs from the model's by {r:.1e} (tolerance {tolerance(dtype):.0e}), as it would with a gate "
-            "or a norm between the attention and its output projection; nothing was reported"
+            f"tensors differs from the model's by {r:.1e} (tolerance {tolerance(dtype):.0e}), as it would with "
+            "a norm between the attention and its output projection; nothing was reported"
         )

@@ -17,7 +17,7 @@ from pavinterp.capture import attention_interface, falcon, transformer_lens
 from pavinterp.capture.call import AttentionCall
 from pavinterp.errors import UserError
 from pavinterp.exits import one_line
-from pavinterp.models import ModelHandle, untouched
+from pavinterp.models import ModelHandle, base_model, untouched
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -117,10 +117,7 @@ def forward(handle: ModelHandle, tokens: Tensor) -> Float[Tensor, "batch n width
     """
     with torch.no_grad():
         if handle.bridge is None:
-            base = handle.model.base_model
-            if base is handle.model:  # its prefix names nothing in it (Llama 4's text model)
-                base = getattr(base, "model", base)
-            return base(input_ids=tokens, use_cache=False)[0]
+            return base_model(handle.model)(input_ids=tokens, use_cache=False)[0]
         return transformer_lens.forward(handle.bridge, tokens)
 
 

@@ -49,6 +49,8 @@ def line(name: str, row: Row) -> str:
         features.append("soft-cap")
     if row.sinks:
         features.append("learned sinks")
+    if row.gated:
+        features.append("gates")
     depth = next(
         row.options[key] for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in row.options
     )

@@ -87,6 +87,7 @@ def test_what_is_captured_is_what_the_model_did(name):
     assert [info.layer for info in layers] == list(row.layers)
     assert {(info.heads, info.kv_heads, info.d_k, info.d_v) for info in layers} == {(4, row.kv_heads, row.d_k, row.d_v)}
     assert [info.window for info in layers] == list(row.windows)
+    assert {info.between for info in layers} == {"gate" if row.gated else None}
     tokens = torch.from_numpy(np.stack(DOCUMENTS[:2]))
     calls, written = captured(handle, tokens)
     assert sorted(calls) == list(row.layers)

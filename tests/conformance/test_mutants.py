@@ -54,6 +54,7 @@ FAULTS = {
     "values of a fused projection interleaved": ("gpt2", 0, lambda c: replace(c, values=interleaved(c.values))),
     "queries of a fused projection interleaved": ("gpt2", 1, lambda c: replace(c, queries=interleaved(c.queries))),
     "MLA's values taken from its keys": ("deepseek_v3", 0, lambda c: replace(c, values=c.keys[..., :6])),
+    "gate dropped": ("qwen3_next", 1, lambda c: replace(c, attended=None)),
     "another sequence's keys": ("olmoe", 0, lambda c: replace(c, keys=c.keys.flip(0))),
 }  # fmt: skip
 

@@ -26,6 +26,7 @@ TIGHT = {"rtol": 1e-9, "atol": 1e-12}
         {"softcap": 2.0},
         {"sinks": True},
         {"window": 5},
+        {"gated": True},
         {"d_v": 3, "width": 2},
     ],
 )
@@ -43,9 +44,10 @@ def test_every_column_equals_the_plain_loop(options):
                 trials.softcap,
                 None if trials.sinks is None else trials.sinks[h],
             )
-            expected = load_of_test(
-                a, trials.values[h // trials.group].numpy(), w_o[h].numpy(), trials.queries.shape[-1]
-            )
+            values = trials.values[h // trials.group].numpy()
+            if trials.gate is not None:
+                values = values * trials.gate[h, row].numpy()
+            expected = load_of_test(a, values, w_o[h].numpy(), trials.queries.shape[-1])
             loads.append(expected["effective_load"])
             for name, value in expected.items():
                 # interference of a single visible position is exactly zero: rounding leaves about 1e-30

@@ -20,8 +20,8 @@ def between(handle: ModelHandle, calls: Mapping[int, AttentionCall]) -> dict[int
     """What stands between the attention and its output projection, of layers where something does: GATE or UNKNOWN.
 
     A gate is a factor that depends on the test alone, not on the response it multiplies; whether it is one is found
-    by experiment. Other responses are put in the place of a layer's, each channel changed in its own way, in size and sign:
-    a gate makes of them what the same factors make. A norm does not, and neither does a difference of two attentions.
+    by experiment. Other responses are put in the place of a layer's, each channel changed in size and sign in its own
+    way: a gate makes of them what the same factors make. A norm does not, nor does a difference of two attentions.
 
     Args:
         handle: the model, captured through transformers' registry where a call is gated.

@@ -176,7 +176,7 @@ def test_delta_is_acquired_on_the_rescorla_wagner_curve():
 def test_delta_shows_blocking():
     """A is trained, then A and B together: B learns less than where A was silent.
 
-    The compound CS `(a + b) / sqrt 2` is normalised, so A foretells only `1 / sqrt 2` of its US, and blocking is partial.
+    The compound CS `(a + b) / sqrt 2` is normalised, so A foretells only `1 / sqrt 2` of its US: blocking is partial.
     """
     a, b = torch.eye(2, dtype=torch.float64)
     us = torch.ones(60, 1, dtype=torch.float64)

@@ -70,3 +70,18 @@ def test_nonsense_is_refused(function, arguments, message):
 
 def test_what_is_not_known_stays_so():
     assert np.isnan(decoding_capacity(float("nan"), 16))
+
+
+def test_success_is_the_mean_that_the_derivation_says():
+    """Its integral by random draws of unit vectors, at loads so small that one association more or less shows."""
+    rng = np.random.default_rng(3)
+    draws, d_k, d_v = 20_000, 4, 5
+    for load in (3, 6):
+        x, y, u = ((v := rng.normal(size=(draws, d)))[:, 0] / np.linalg.norm(v, axis=1) for d in (d_k, d_v, d_v - 1))
+        s = np.sqrt((load - 2) / (d_k * d_v))
+        across = s * np.sqrt(d_v - 1)  # |C| in the dimensions across v_i
+        wins = [
+            np.mean(across * np.sqrt(1 - y**2) * u > (1 - x) * (1 - y) + s * z * (1 - y)) for z in rng.normal(size=600)
+        ]
+        expected = np.mean((1 - np.array(wins)) ** (load - 1))
+        assert decoding_success(load, d_k, d_v) == pytest.approx(expected, abs=0.01)

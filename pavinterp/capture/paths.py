@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pavinterp.capture import attention_interface, falcon, transformer_lens
+from pavinterp.capture import attention_interface, falcon, gpt_neox_japanese, transformer_lens
 from pavinterp.capture.call import AttentionCall
 from pavinterp.errors import UserError
 from pavinterp.exits import one_line
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ATTENTION_INTERFACE, TRANSFORMER_LENS, MODULE_HOOKS = "attention_interface", "transformer_lens", "module_hooks"
 CHOICES = ("auto", ATTENTION_INTERFACE, TRANSFORMER_LENS)
 # Families outside the registry that are captured by hooks on their own modules: one file each.
-FAMILIES = dict.fromkeys(falcon.ARCHITECTURES, falcon.capture)
+FAMILIES = {name: family.capture for family in (falcon, gpt_neox_japanese) for name in family.ARCHITECTURES}
 
 # Largest relative difference of final hidden states between a model and the bridge around its copy. Another order of
 # summation gives about 1e-6 (also in float64: both compute norms and softmax in float32), rounding to bfloat16 1e-2

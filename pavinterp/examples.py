@@ -20,6 +20,7 @@ from pavinterp.stimuli import Stimuli
 from pavinterp.sweep import weighted_median
 from pavinterp.trials import Trials
 
+LONGEST = 200  # characters of a token
 LARGEST = 3  # examples a head chosen by the size of the response, beside one of typical load
 ASSOCIATIONS = 6
 PROMOTED = 5
@@ -156,12 +157,16 @@ def _example(
 
 
 def token_strings(handle: ModelHandle, tokens: np.ndarray) -> list[str]:
-    """Each token as text; tokens that are part of a character show the tokenizer's own symbol."""
+    """Each token as text; tokens that are part of a character show the tokenizer's own symbol.
+
+    Cut after LONGEST characters: a vocabulary may hold tokens of megabytes, and pages repeat each many times.
+    """
     if handle.tokenizer is None:
         return [f"[{i}]" for i in tokens.tolist()]
     strings = handle.tokenizer.batch_decode([[i] for i in tokens.tolist()], clean_up_tokenization_spaces=False)
     raw = handle.tokenizer.convert_ids_to_tokens(tokens.tolist())
-    return [r if "�" in s or s == "" else s for s, r in zip(strings, raw, strict=True)]
+    whole = [r if "�" in s or s == "" else s for s, r in zip(strings, raw, strict=True)]
+    return [s if len(s) <= LONGEST else f"{s[:LONGEST]}…" for s in whole]
 
 
 class Unembedding:

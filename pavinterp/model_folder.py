@@ -31,15 +31,19 @@ def weight_files(folder: Path) -> list[Path]:
     """The files that transformers takes the weights from; empty where there are none.
 
     Raises:
-        UserError: the index of a sharded checkpoint cannot be read, or names a file that is not there.
+        UserError: the index of a sharded checkpoint cannot be read, or names a file that is not in the folder.
     """
     first = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if first is None or first.suffix != ".json":
         return [first] if first else []
     try:
-        shards = sorted({folder / name for name in json.loads(first.read_text("utf-8"))["weight_map"].values()})
+        names = {Path(name) for name in json.loads(first.read_text("utf-8"))["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{first} is not an index of weights: download it again") from error
+    outside = next((name for name in sorted(names) if name.is_absolute() or ".." in name.parts), None)
+    if outside is not None:
+        raise UserError(f"{first} names {outside}, which lies outside its folder: it is not read")
+    shards = sorted(folder / name for name in names)
     for shard in shards:
         if not shard.is_file():
             raise UserError(f"{first} names {shard.name}, which is not there: download it too")

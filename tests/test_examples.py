@@ -1,13 +1,16 @@
-"""Decoding of USs: what the final norm does to a write is read off it correctly."""
+"""Decoding of USs: what the final norm does to a write is read off it correctly; what strings a page may get."""
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 import tiny
 import torch
 
 import pavinterp as pi
-from pavinterp.examples import Unembedding
+from pavinterp.examples import Unembedding, token_strings
 from pavinterp.norms import find_norms, norm_gain
 
 
@@ -39,3 +42,21 @@ def test_a_writes_effect_on_the_logits_is_the_models_own(family):
     cosine = torch.nn.functional.cosine_similarity(change, direct_kept, dim=0)
     assert cosine > 0.999
     assert direct.shape == (1, tiny.VOCABULARY)
+
+
+def test_tokens_of_megabytes_make_no_page_of_megabytes(tmp_path):
+    folder = tiny.model_folder(tmp_path / "model")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text("utf-8"))
+    content["model"]["merges"] = []
+    content["model"]["vocab"] = {
+        token if number < 290 else "x" * 10_000_000 + str(number): number
+        for token, number in content["model"]["vocab"].items()
+    }
+    path.write_text(json.dumps(content), encoding="utf-8")
+    handle = pi.load(folder)
+    assert token_strings(handle, np.array([295])) == ["x" * 200 + "…"]
+    run = pi.measure(handle, ["A bell rings and the meat comes. " * 40], context=32, sequences=2, progress=False)
+    run.report(tmp_path / "report")
+    assert "x" * 20 in json.dumps(run.details.examples)
+    assert sum(file.stat().st_size for file in (tmp_path / "report").rglob("*") if file.is_file()) < 3e6

@@ -93,6 +93,15 @@ def test_shard_that_is_not_there(folder: Path) -> None:
     assert "is not an index of weights" in message(folder)
 
 
+@pytest.mark.parametrize("absolute", [False, True])
+def test_shard_outside_of_the_folder(folder: Path, absolute: bool) -> None:
+    outside = folder.parent / "outside.safetensors"
+    (folder / "model.safetensors").rename(outside)
+    names = dict.fromkeys(tiny.gpt2().state_dict(), str(outside) if absolute else "../outside.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    assert "outside.safetensors, which lies outside its folder: it is not read" in message(folder)
+
+
 def test_missing_tokenizer(folder: Path) -> None:
     """transformers makes a tokenizer of one token where there are no files: that is not one."""
     for path in folder.glob("tokenizer*"):

@@ -7,12 +7,17 @@ import json
 from importlib.resources import files
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from real_models import real_model
 
 import pavinterp as pi
+from pavinterp.capture.paths import on_path, path_of
+from pavinterp.measures import all_measures
+from pavinterp.models import untouched
 from pavinterp.run import measure
+from pavinterp.sweep import sweep
 from pavinterp.verification import verify
 
 DEMO = files("pavinterp.demo")
@@ -116,6 +121,25 @@ def test_smollm2_lies_where_the_theory_saw_it(smollm2):
 @pytest.mark.slow
 def test_smollm2_sees_no_future(smollm2):
     assert verify(smollm2, length=128)["passed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "context"), [("smollm2", 256), ("gemma3", 544)])  # beyond Gemma's window of 512
+def test_both_paths_agree_on_text(name, context):
+    handle = pi.load(real_model(name))
+    text = pi.tokenise(pi.corpus("demo"), handle.tokenizer, context=context, sequences=2)
+    measures = [one for one in all_measures() if one.stimuli == "text"]
+    found = []
+    for capture in ("attention_interface", "transformer_lens"):
+        path = on_path(handle, capture)
+        assert path_of(path) == capture
+        with untouched(path.model):
+            batches = list(sweep(path, text, measures, tests=24, layers=None, batch=2, seed=0))
+        records = pd.concat([batch.records for batch in batches])
+        found.append(records.sort_values(["sequence", "layer", "head"], ignore_index=True))
+    for column in [column.name for one in measures for column in one.columns]:
+        # absolute: slopes, cosines and strengths that are zero but for rounding
+        np.testing.assert_allclose(found[0][column], found[1][column], rtol=1e-4, atol=1e-5, err_msg=column)
 
 
 @pytest.mark.slow

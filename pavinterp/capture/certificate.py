@@ -72,8 +72,8 @@ def require(residuals: dict[int, list[float]], dtype: torch.dtype, architecture:
     )  # NaN compares false with everything: look for it first
     if broken is not None:
         raise UserError(
-            f"{architecture}: layer {broken[0]} head {broken[1]} has NaN or infinity among its queries, keys, values or "
-            "response: check the weights" + ("" if dtype.itemsize >= 4 else ", or measure in float32")
+            f"{architecture}: layer {broken[0]} head {broken[1]} has NaN or infinity among its queries, keys, values "
+            "or response: check the weights" + ("" if dtype.itemsize >= 4 else ", or measure in float32")
         )
     if worst is not None and worst[0] > tolerance(dtype):
         r, layer, head = worst

@@ -307,11 +307,20 @@ def fingerprint(model: PreTrainedModel, samples: int = 64) -> str:
     digest = hashlib.sha256(model.config.to_json_string().encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        if not parameter.is_meta and parameter.numel():
-            spaced = torch.linspace(0, parameter.numel() - 1, samples, dtype=torch.float64, device="cpu").long()
-            values = parameter.detach().reshape(-1)[spaced.to(parameter.device)]
-            digest.update(values.float().cpu().numpy().tobytes())
+        for plain in _plain_tensors(parameter.detach()):
+            if not plain.is_meta and plain.numel():
+                spaced = torch.linspace(0, plain.numel() - 1, samples, dtype=torch.float64, device="cpu").long()
+                values = plain.reshape(-1)[spaced.to(plain.device)]
+                digest.update(values.float().cpu().numpy().tobytes())
     return f"sha256:{digest.hexdigest()}"
+
+
+def _plain_tensors(tensor: Any) -> list[torch.Tensor]:
+    """The tensor, or those that a quantised one is made of."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [plain for name in names for plain in _plain_tensors(getattr(tensor, name))]
 
 
 @contextmanager

@@ -70,8 +70,9 @@ def score_bias(
     if call.mask is None:
         later = key_position[None] > tests[:, None]
         hidden = later if call.causal else torch.zeros_like(later)
-        if call.window is not None:  # kernels that take the window as a number (flash) get no mask
-            hidden = hidden | (key_position[None] <= tests[:, None] - call.window)
+        if call.window is not None:  # kernels that take the window as a number (flash, flex) get no mask
+            first = tests // call.window * call.window if call.chunked else tests - call.window + 1
+            hidden = hidden | (key_position[None] < first[:, None])
         bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))[None]
     else:
         batch = sequence if call.mask.shape[0] > 1 else 0

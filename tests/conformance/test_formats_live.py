@@ -231,7 +231,7 @@ def test_adapter_folders(tmp_path):
         pi.load(tmp_path / "adapter")
     folder = tiny.model_folder(tmp_path / "both", tiny.llama())
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
-    with pytest.raises(UserError, match="holds an adapter .* beside the model: merge it"):
+    with pytest.raises(UserError, match=r"holds an adapter .* beside the model: merge it"):
         pi.load(folder)
 
 

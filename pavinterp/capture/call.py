@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -131,7 +132,7 @@ def output_weight(projection: nn.Module, heads: int, d_v: int) -> Float[Tensor, 
         UserError: the projection does not take `heads * d_v` features.
     """
     with weights_here(projection):
-        weight = getattr(projection, "weight", None)
+        weight: Any = getattr(projection, "weight", None)
         plain = type(weight) is nn.Parameter and weight.is_floating_point() and not weight.is_meta
         if type(projection) is nn.Linear and plain:
             block = weight.detach().T

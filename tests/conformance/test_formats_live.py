@@ -20,7 +20,7 @@ from pavinterp.compiled import is_compiled
 from pavinterp.errors import UserError
 
 SAME, MERGED = 1e-5, 1e-4
-FAMILIES = ("llama", "gemma3", "gpt2", "falcon", "bloom", "zamba2")
+FAMILIES = ("llama", "gemma3", "gpt2", "falcon", "bloom")
 
 
 # ------------------------------------------------------------------------------------------------ compiled
@@ -62,8 +62,9 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize("how", COMPILED)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "falcon"])
+@pytest.mark.parametrize(
+    ("name", "how"), [("llama", how) for how in COMPILED] + [("gpt2", "blocks"), ("falcon", "blocks in place")]
+)
 def test_compiled(name, how):
     """The backend is dynamo's "eager": graphs and guards are those of any, and no compiler is needed."""
     torch._dynamo.reset()
@@ -238,16 +239,16 @@ def test_adapter_folders(tmp_path):
 # ------------------------------------------------------------------------------------------------ resized
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "falcon", "bloom"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom"])
 @pytest.mark.parametrize("size", [90, 131])
 def test_resized_vocabularies(name, size):
     documents = [document % 80 + 3 for document in DOCUMENTS[:3]]
     model = build(name)
     model.resize_token_embeddings(size)
+    plain = measured(build(name), documents)
     for declared in (size, 101):  # a configuration that was forgotten
         model.config.vocab_size = declared
-        one, two = measured(model, documents), measured(build(name), documents)
-        assert_same_records(one, two, SAME, kind="text")
+        assert_same_records(measured(model, documents), plain, SAME, kind="text")
         beyond = [np.full(20, min(size, declared))]
         with pytest.raises(UserError, match=rf"token id {min(size, declared)} at position 0 is out of range"):
             measured(model, beyond)

@@ -1,7 +1,7 @@
 """Adapters of PEFT: a model that has them gives the records of the one they were merged into, or is refused.
 
-Tolerance of records: 1e-5 where the very same numbers are computed, 1e-4 where an adapter is summed beside its weight or
-into it.
+Tolerance of records: 1e-5 where the very same numbers are computed, 1e-4 where an adapter is summed beside its weight
+or into it.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def test_certified_within_the_tolerance_of_the_precision(name, dtype):
     assert {str(records[column].dtype) for column in COLUMNS} == {"float32"}
 
 
-@pytest.mark.parametrize("name", [name for name in NO_FLOAT64 if name != "xglm"])
+@pytest.mark.parametrize("name", NO_FLOAT64)
 def test_a_precision_that_the_model_itself_cannot_run_in(name):
     with pytest.raises(UserError, match=r"itself does not run here in float64.*try another dtype") as error:
         swept(build(name).double())

@@ -105,7 +105,7 @@ def check_finite(model: torch.nn.Module, name: str | None = None) -> None:
 
     for label, parameter in model.named_parameters():
         values = parameter.detach()
-        if values.is_meta or not values.is_floating_point():  # offloaded or quantised
+        if values.is_meta or not values.is_floating_point() or type(values) is not torch.Tensor:  # offloaded, quantised
             continue
         values = values.float() if values.element_size() == 1 else values
         total = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))

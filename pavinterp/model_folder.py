@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from pavinterp.adapters import adapter_beside
 from pavinterp.errors import UserError
 
 # in transformers' order of preference
@@ -21,6 +22,8 @@ def check_folder(folder: Path) -> None:
         if (folder / "adapter_config.json").is_file():
             raise UserError(f"{folder} is an adapter, not a model: merge it into its base model and save that")
         raise UserError(f"no config.json in {folder}: give a folder written by save_pretrained, or a .gguf file")
+    if (folder / "adapter_config.json").is_file():  # transformers would load it, or not, as PEFT is installed or not
+        raise UserError(adapter_beside(str(folder)))
     if not weight_files(folder):
         raise UserError(
             f"no weights in {folder}: expected {WEIGHTS[0]} or {WEIGHTS[2]}, whole or in shards with an index"

@@ -13,6 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pavinterp.adapters import adapter_beside, model_with_adapters
+from pavinterp.compiled import uncompiled, without_wrapper
 from pavinterp.devices import device_named, dtype_named
 from pavinterp.errors import UserError
 from pavinterp.exits import one_line
@@ -47,7 +49,14 @@ class ModelHandle:
     @property
     def device(self) -> torch.device:
         """Device that token ids go to: that of the input embedding, where a device map spreads the model."""
-        return next(self.model.get_input_embeddings().parameters()).device
+        import torch
+
+        embedding: Any = self.model.get_input_embeddings()
+        device = next(embedding.parameters()).device
+        if device.type != "meta":
+            return device
+        computes_on = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)  # off-loaded
+        return torch.device("cpu" if computes_on is None else computes_on)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,8 +72,10 @@ class ModelHandle:
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of token ids that the configuration declares."""
-        return int(self.model.config.get_text_config().vocab_size)
+        """Number of token ids: as many as the configuration declares, and as the embedding has rows for."""
+        declared = int(self.model.config.get_text_config().vocab_size)
+        rows = getattr(self.model.get_input_embeddings(), "num_embeddings", declared)
+        return min(declared, rows)
 
     @property
     def architecture(self) -> str:
@@ -220,6 +231,8 @@ def _pretrained(
     )
     model, report = loaded
     check_loaded(report, spec)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise UserError(adapter_beside(spec))
     return model if place is None else model.to(place)
 
 
@@ -252,10 +265,10 @@ def _tokenizer(
 
 
 def _live(model: Any, tokenizer: PreTrainedTokenizerBase | str | bool | None) -> ModelHandle:
-    """A model in memory, or inside a TransformerBridge, taken as it is."""
+    """A model in memory, or inside a TransformerBridge, torch.compile or PEFT, taken as it is."""
     from transformers import PreTrainedModel
 
-    bridge = None
+    bridge, model = None, without_wrapper(model)
     if any(kind.__module__.split(".")[0] == "transformer_lens" for kind in type(model).__mro__):
         from transformer_lens.model_bridge import TransformerBridge
 
@@ -263,16 +276,19 @@ def _live(model: Any, tokenizer: PreTrainedTokenizerBase | str | bool | None) ->
             raise UserError(f"{type(model).__name__} of transformer_lens: give a TransformerBridge (boot_transformers)")
         bridge, model = model, model.original_model
         tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
+    elif any(kind.__module__.split(".")[0] == "peft" for kind in type(model).__mro__):
+        model = model_with_adapters(model)
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise UserError(
-            f"{name} is not a Hugging Face model: give one from AutoModelForCausalLM (unwrapped, adapters merged), "
-            "a TransformerBridge, a Hugging Face id, a folder or a .gguf file"
+            f"{name} is not a Hugging Face model: give one from AutoModelForCausalLM (not wrapped in anything but PEFT "
+            "or torch.compile), a TransformerBridge, a Hugging Face id, a folder or a .gguf file"
         )
     check_decoder(model.config, name, live=True)
     if model.get_output_embeddings() is None:
         raise UserError(f"{name} has no language-model head: load it with AutoModelForCausalLM")
-    if all(parameter.is_meta for parameter in model.parameters()):
+    offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())  # accelerate brings weights when called
+    if not offloaded and all(parameter.is_meta for parameter in model.parameters()):
         raise UserError(f"{name} holds no weights (it is on the meta device): load it with from_pretrained")
     check_finite(model, name)
     if tokenizer is not None:
@@ -291,11 +307,20 @@ def fingerprint(model: PreTrainedModel, samples: int = 64) -> str:
     digest = hashlib.sha256(model.config.to_json_string().encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        if not parameter.is_meta and parameter.numel():
-            spaced = torch.linspace(0, parameter.numel() - 1, samples, dtype=torch.float64, device="cpu").long()
-            values = parameter.detach().reshape(-1)[spaced.to(parameter.device)]
-            digest.update(values.float().cpu().numpy().tobytes())
+        for plain in _plain_tensors(parameter.detach()):
+            if not plain.is_meta and plain.numel():
+                spaced = torch.linspace(0, plain.numel() - 1, samples, dtype=torch.float64, device="cpu").long()
+                values = plain.reshape(-1)[spaced.to(plain.device)]
+                digest.update(values.float().cpu().numpy().tobytes())
     return f"sha256:{digest.hexdigest()}"
+
+
+def _plain_tensors(tensor: Any) -> list[torch.Tensor]:
+    """The tensor, or those that a quantised one is made of."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [plain for name in names for plain in _plain_tensors(getattr(tensor, name))]
 
 
 def base_model(model: Any) -> Any:
@@ -306,14 +331,14 @@ def base_model(model: Any) -> Any:
 
 @contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; on leaving, by whatever way, the model is as it was.
+    """Evaluation mode inside, and nothing compiled; on leaving, by whatever way, the model is as it was.
 
     Restored: each module's training flag, each parameter's requires_grad, the attention implementation of every
     configuration in the model, and rotary frequencies that follow the length of what is read (dynamic, longrope).
     Hooks are the business of whoever adds them. One thread at a time has a model, and those that share its
     configuration (where the attention implementation stands): another waits here.
     """
-    with _lock_of(model), _restored(model):
+    with _lock_of(model), uncompiled(model), _restored(model):
         yield
 
 

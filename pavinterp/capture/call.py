@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -87,8 +89,9 @@ def score_bias(
     if call.mask is None:
         later = key_position[None] > tests[:, None]
         hidden = later if call.causal else torch.zeros_like(later)
-        if call.window is not None:  # kernels that take the window as a number (flash) get no mask
-            hidden = hidden | (key_position[None] <= tests[:, None] - call.window)
+        if call.window is not None:  # kernels that take the window as a number (flash, flex) get no mask
+            first = tests // call.window * call.window if call.chunked else tests - call.window + 1
+            hidden = hidden | (key_position[None] < first[:, None])
         bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))[None]
     else:
         batch = sequence if call.mask.shape[0] > 1 else 0
@@ -152,21 +155,15 @@ def output_weight(projection: nn.Module, heads: int, d_v: int) -> Float[Tensor, 
     Raises:
         UserError: the projection does not take `heads * d_v` features.
     """
-    weight = getattr(projection, "weight", None)
-    if type(projection) is nn.Linear and weight is not None and weight.is_floating_point():
-        block = weight.detach().T
-    elif type(projection).__name__ == "Conv1D" and weight is not None:
-        block = weight.detach()
-    else:  # whatever it computes is linear: read the matrix off the unit vectors
-        parameter = next(projection.parameters(), torch.empty(0))  # some quantised ones hold buffers alone
-        dtype = parameter.dtype if parameter.is_floating_point() else torch.float32
-        eye = torch.eye(heads * d_v, dtype=dtype, device=parameter.device)
-        zero = torch.zeros_like(eye[:1])
-        try:
-            with torch.no_grad():
-                block = projection(eye) - projection(zero)
-        except RuntimeError:  # it does not take that many features
-            block = zero[:0]
+    with weights_here(projection):
+        weight: Any = getattr(projection, "weight", None)
+        plain = type(weight) is nn.Parameter and weight.is_floating_point() and not weight.is_meta
+        if type(projection) is nn.Linear and plain:
+            block = weight.detach().T
+        elif type(projection).__name__ == "Conv1D" and plain:
+            block = weight.detach()
+        else:
+            block = _read_off(projection, heads * d_v)
     if block.shape[0] != heads * d_v:
         kind = type(projection).__name__
         raise UserError(
@@ -174,6 +171,42 @@ def output_weight(projection: nn.Module, heads: int, d_v: int) -> Float[Tensor, 
             f"x {d_v}): something between them is not captured; this architecture cannot be measured"
         )
     return block.reshape(heads, d_v, -1)
+
+
+@contextmanager
+def weights_here(module: nn.Module) -> Iterator[None]:
+    """Inside, a module that accelerate off-loads has its weights."""
+    if hasattr(module, "_hf_hook"):
+        from accelerate.utils import align_module_device
+
+        with align_module_device(module):
+            yield
+    else:
+        yield
+
+
+def _read_off(projection: nn.Module, features: int) -> Float[Tensor, "features width"]:
+    """The matrix of a module that is linear but for biases, from the unit vectors; empty where it takes other features.
+
+    Biases are zero meanwhile: beside a large one 16 bits would round the weights away.
+    """
+    parameter = next(projection.parameters(), torch.empty(0))  # some quantised ones hold buffers alone
+    device = "cpu" if parameter.is_meta else parameter.device
+    dtype = parameter.dtype if parameter.is_floating_point() and parameter.element_size() > 1 else torch.float32
+    eye = torch.eye(features, dtype=dtype, device=device)
+    holders = [module for module in projection.modules() if module._parameters.get("bias") is not None]
+    biases = [module._parameters["bias"] for module in holders]
+    try:
+        with torch.no_grad():
+            for module, bias in zip(holders, biases, strict=True):
+                if type(bias) is nn.Parameter and not bias.is_meta:
+                    module._parameters["bias"] = nn.Parameter(torch.zeros_like(bias), requires_grad=False)
+            return projection(eye) - projection(torch.zeros_like(eye[:1]))
+    except RuntimeError:
+        return eye[:0]
+    finally:
+        for module, bias in zip(holders, biases, strict=True):
+            module._parameters["bias"] = bias
 
 
 def write_factor(weight: Float[Tensor, "heads d_v width"], dtype: torch.dtype) -> Float[Tensor, "heads d_v d_v"]:
@@ -185,6 +218,9 @@ def write_factor(weight: Float[Tensor, "heads d_v width"], dtype: torch.dtype) -
         UserError: weights so large or small that norms of what they write would overflow or vanish in `dtype`.
     """
     wide = weight.detach().to("cpu", torch.float64)
+    broken = (~torch.isfinite(wide)).any(-1).any(-1).nonzero().flatten().tolist()
+    if broken:
+        raise UserError(f"an output projection holds NaN or infinity for heads {broken}: check the weights")
     largest = float(wide.abs().max())
     if dtype == torch.float32 and not (largest == 0 or SMALLEST <= largest <= LARGEST):
         raise UserError(

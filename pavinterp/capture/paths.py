@@ -16,7 +16,7 @@ from torch import Tensor
 from pavinterp.capture import attention_interface, falcon, gpt_neox_japanese, transformer_lens
 from pavinterp.capture.call import AttentionCall
 from pavinterp.errors import UserError
-from pavinterp.exits import one_line
+from pavinterp.exits import is_out_of_memory, one_line
 from pavinterp.models import ModelHandle, base_model, untouched
 
 if TYPE_CHECKING:
@@ -82,7 +82,25 @@ def why_not_registry(handle: ModelHandle) -> str | None:
             forward(handle, few_tokens(handle))
     except UserError as error:
         return str(error)
+    except Exception as error:
+        _require_runs(handle, error)
+        raise
     return None if seen else "no attention of it goes through transformers' attention registry"
+
+
+def _require_runs(handle: ModelHandle, seen: Exception) -> None:
+    """UserError where a model that failed with capture on fails without it too."""
+    if is_out_of_memory(seen):
+        return
+    try:
+        with untouched(handle.model):
+            forward(handle, few_tokens(handle))
+    except Exception as error:  # whatever its code raises
+        dtype = str(handle.dtype).removeprefix("torch.")
+        raise UserError(
+            f"{handle.architecture} itself does not run here in {dtype} ({one_line(error, 200)}): try another dtype, "
+            "device or attention implementation"
+        ) from error
 
 
 def few_tokens(handle: ModelHandle) -> Int[Tensor, "1 n"]:
@@ -139,6 +157,8 @@ def bridge_around_copy(handle: ModelHandle) -> TransformerBridge:
     model: Any = handle.model
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise UserError("no TransformerBridge is made around a model that is spread over devices")
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):  # a bridge may read past them
+        raise UserError("no TransformerBridge is made around a model with adapters: merge them (merge_and_unload)")
     try:
         twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
         bridge = build_bridge_from_module(twin, handle.architecture, hf_config=twin.config)
@@ -157,9 +177,29 @@ def _require_same(one: ModelHandle, other: ModelHandle, length: int = 32) -> Non
     tokens = (torch.arange(min(length, one.max_context or length), device=one.device) * 7 % one.vocabulary_size)[None]
     with untouched(one.model), untouched(other.model):
         mine, theirs = (forward(handle, tokens).float() for handle in (one, other))
+    if not torch.isfinite(mine).all():
+        where = _first_not_finite(other, tokens)
+        raise UserError(f"{one.architecture} puts out NaN or infinity{where}: check the weights, or measure in float32")
     difference = float((mine - theirs).norm() / mine.norm())
     if not difference <= (SAME_MODEL if one.dtype.itemsize >= 4 else SAME_MODEL_16_BIT):
         raise UserError(
             f"transformer_lens computes something else than {one.architecture}: final hidden states differ by "
             f"{difference:.1e}"
         )
+
+
+def _first_not_finite(handle: ModelHandle, tokens: Tensor) -> str:
+    """Where that begins among the responses: ", first in layer 3 head 1"; empty where those are finite."""
+    found: list[str] = []
+
+    def on_layer(call: AttentionCall) -> None:
+        heads = (~torch.isfinite(call.response[0])).unflatten(-1, (call.queries.shape[1], -1)).any(-1).any(0)
+        if bool(heads.any()):
+            found.append(f", first in layer {call.layer} head {int(heads.nonzero()[0])}")
+
+    try:
+        with untouched(handle.model), capture_for(handle, on_layer):
+            forward(handle, tokens)
+    except UserError as error:  # scores are compared before the response is seen
+        found.append(f" ({error})")
+    return found[0] if found else ""

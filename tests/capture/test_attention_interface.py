@@ -157,7 +157,7 @@ def test_unrotated_keys_fail_in_a_rotary_model():
 
 
 def test_a_nan_is_named_not_passed():
-    with pytest.raises(UserError, match="layer 3 head 1 puts out NaN"):
+    with pytest.raises(UserError, match="layer 3 head 1 has NaN or infinity among its queries"):
         certificate.require({3: [0.0, float("nan")]}, torch.float32, "Tiny")
 
 

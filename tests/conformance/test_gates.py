@@ -32,6 +32,16 @@ def test_the_gate_is_the_models_own():
     torch.testing.assert_close(trials_of(call, TOKENS, 1).gate, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_verify_says_that_a_layer_is_gated(dtype):
+    found = pi.verify(build("qwen3_next").to(dtype), length=32)
+    assert found["passed"]
+    assert [(layer["layer"], layer["between"]) for layer in found["layers"]] == [(1, "gate"), (3, "gate")]
+    assert found["agreement"] is None  # TransformerLens shows no response from before the gate
+    if dtype == torch.float32:
+        assert "certificate failed" in found["no_other_path"]
+
+
 def test_contributions_of_a_gated_head_add_up_to_what_it_writes():
     handle = handle_of("qwen3_next")
     calls, written = captured(handle, TOKENS)

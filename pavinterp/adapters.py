@@ -1,0 +1,53 @@
+"""Adapters of PEFT on a model in memory: what is inside the wrapper, where that computes what the wrapper does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pavinterp.errors import UserError
+
+SAME = 1e-5  # relative difference of logits: none is expected, as the same modules compute
+
+
+def adapter_beside(place: str) -> str:
+    """The message for a folder or repository of a model that holds an adapter too."""
+    return (
+        f"{place} holds an adapter (adapter_config.json) beside the model: merge it into the model and save that, take "
+        "the adapter's files away, or hand over the PeftModel in Python"
+    )
+
+
+def model_with_adapters(wrapper: Any) -> Any:
+    """The Hugging Face model inside a PeftModel, with its adapters in place, active or disabled as they are.
+
+    Raises:
+        UserError: the wrapper computes something else than the model inside it (prompts, prefixes, adapters that it
+            switches on itself).
+    """
+    name = type(wrapper).__name__
+    configs = list(getattr(wrapper, "peft_config", {}).values())
+    kinds = ", ".join(sorted({str(getattr(config.peft_type, "value", config.peft_type)) for config in configs}))
+    refusal = UserError(
+        f"{name} ({kinds}) computes something else than the model inside it: only adapters that change weights (LoRA "
+        "and the like) can be measured; hand over its get_base_model() to measure that"
+    )
+    if any(config.is_prompt_learning or getattr(config, "alora_invocation_tokens", None) for config in configs):
+        raise refusal
+    inner = getattr(wrapper.base_model, "model", wrapper.base_model)
+    if _differs(wrapper, inner):
+        raise refusal
+    return inner
+
+
+def _differs(wrapper: Any, inner: Any) -> bool:
+    """Whether the logits of the two differ on a few tokens."""
+    import torch
+
+    from pavinterp.models import untouched
+
+    embedding = inner.get_input_embeddings()
+    device = next(embedding.parameters()).device
+    tokens = (torch.arange(8) * 7 % embedding.num_embeddings)[None].to("cpu" if device.type == "meta" else device)
+    with untouched(wrapper), torch.no_grad():
+        one, two = (model(input_ids=tokens, use_cache=False).logits.float() for model in (wrapper, inner))
+    return one.shape != two.shape or not float((one - two).norm()) <= SAME * float(two.norm())

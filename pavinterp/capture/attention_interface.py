@@ -12,7 +12,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pavinterp.capture.call import AttentionCall
+from pavinterp.capture.call import AttentionCall, OnLayer
 from pavinterp.errors import UserError
 from pavinterp.model_checks import all_configs
 
@@ -24,7 +24,7 @@ OUTPUT_PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense", "wo", "Wo")
 class _Session:
     """One capture in progress: what to do with a layer, and the call that waits for its output projection."""
 
-    on_layer: Callable[[AttentionCall], None]
+    on_layer: OnLayer
     layers: set[int] | None
     put: Mapping[int, Tensor]
     pending: dict[int, dict[str, Any]] = field(default_factory=dict)  # by id of the attention module
@@ -40,7 +40,7 @@ _session: ContextVar[_Session | None] = ContextVar("pavinterp_capture", default=
 @contextmanager
 def capture(
     model: nn.Module,
-    on_layer: Callable[[AttentionCall], None],
+    on_layer: OnLayer,
     layers: set[int] | None = None,
     *,
     put: Mapping[int, Float[Tensor, "batch n heads_d_v"]] | None = None,
@@ -53,7 +53,7 @@ def capture(
 
     Args:
         model: a Hugging Face model whose attention goes through the registry.
-        on_layer: called with each captured layer of each forward pass.
+        on_layer: called with each captured layer of each forward pass; what it returns takes the response's place.
         layers: layer indices to capture; None is all.
         put: by layer, what the attention is made to put out instead of its own output.
 
@@ -189,13 +189,14 @@ def output_projection(module: nn.Module) -> nn.Module:
     raise UserError(f"{type(module).__name__}: no output projection among its children ({children})")
 
 
-def _finish(session: _Session, module: nn.Module) -> Callable[[nn.Module, tuple], None]:
-    def hook(projection: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+def _finish(session: _Session, module: nn.Module) -> Callable[[nn.Module, tuple], Tensor | None]:
+    def hook(projection: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor | None:
         call = session.pending.pop(id(module), None)
-        if call is not None:
-            response, attended = inputs[0], call.pop("attended")
-            untouched = attended.data_ptr() == response.data_ptr() or attended.numel() != response.numel()
-            call["attended"] = None if untouched else attended.reshape(response.shape)
-            session.on_layer(AttentionCall(response=response, projection=projection, **call))
+        if call is None:
+            return None
+        response, attended = inputs[0], call.pop("attended")
+        untouched = attended.data_ptr() == response.data_ptr() or attended.numel() != response.numel()
+        call["attended"] = None if untouched else attended.reshape(response.shape)
+        return session.on_layer(AttentionCall(response=response, projection=projection, **call))
 
     return hook

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,6 +69,10 @@ class AttentionCall:
         assert self.attended is not None
         below, above = self.attended[index].double(), self.response[index].double()
         return torch.where(below == 0, 0.0, above / below)
+
+
+OnLayer = Callable[[AttentionCall], Tensor | None]
+"""What a capture hands each layer's call to. A tensor returned takes the place of `call.response`: an intervention."""
 
 
 def working_dtype(call: AttentionCall) -> torch.dtype:

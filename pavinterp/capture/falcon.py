@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
 
 from pavinterp.capture import module_hooks
-from pavinterp.capture.call import AttentionCall
+from pavinterp.capture.call import AttentionCall, OnLayer
 
 ARCHITECTURES = ("FalconForCausalLM", "FalconModel")
 
 
-def capture(
-    model: nn.Module, on_layer: Callable[[AttentionCall], None], layers: set[int] | None = None
-) -> AbstractContextManager[None]:
+def capture(model: nn.Module, on_layer: OnLayer, layers: set[int] | None = None) -> AbstractContextManager[None]:
     """While active, every forward pass of `model` hands each attention layer's call to `on_layer`, once.
 
     Queries, keys and values are split and rotated by the model's own functions, from what its fused projection put
@@ -25,7 +22,7 @@ def capture(
 
     Args:
         model: a Falcon model.
-        on_layer: called with each captured layer of each forward pass.
+        on_layer: called with each captured layer of each forward pass; what it returns takes the response's place.
         layers: layer indices to capture; None is all.
     """
     from transformers.models.falcon.modeling_falcon import FalconAttention

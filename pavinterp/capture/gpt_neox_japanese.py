@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,19 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from pavinterp.capture import module_hooks
-from pavinterp.capture.call import AttentionCall
+from pavinterp.capture.call import AttentionCall, OnLayer
 
 ARCHITECTURES = ("GPTNeoXJapaneseForCausalLM", "GPTNeoXJapaneseModel")
 
 
-def capture(
-    model: nn.Module, on_layer: Callable[[AttentionCall], None], layers: set[int] | None = None
-) -> AbstractContextManager[None]:
+def capture(model: nn.Module, on_layer: OnLayer, layers: set[int] | None = None) -> AbstractContextManager[None]:
     """While active, every forward pass of `model` hands each attention layer's call to `on_layer`, once.
 
     Args:
         model: a GPT-NeoX-Japanese model.
-        on_layer: called with each captured layer of each forward pass.
+        on_layer: called with each captured layer of each forward pass; what it returns takes the response's place.
         layers: layer indices to capture; None is all.
     """
     from transformers.models.gpt_neox_japanese.modeling_gpt_neox_japanese import GPTNeoXJapaneseAttention

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pavinterp.capture.call import AttentionCall
+from pavinterp.capture.call import AttentionCall, OnLayer
 
 Seen = dict[str, Any]
 """What one pass showed: the attention's keyword arguments, and under "fused" what its fused projection put out."""
@@ -18,7 +18,7 @@ Seen = dict[str, Any]
 @contextmanager
 def capture(
     attentions: list[Any],
-    on_layer: Callable[[AttentionCall], None],
+    on_layer: OnLayer,
     layers: set[int] | None,
     call: Callable[[Any, Seen, Tensor], AttentionCall],
 ) -> Iterator[None]:
@@ -26,7 +26,7 @@ def capture(
 
     Args:
         attentions: modules with `layer_idx`, a fused projection `query_key_value` and an output projection `dense`.
-        on_layer: called with each captured layer of each forward pass.
+        on_layer: called with each captured layer of each forward pass; what it returns takes the response's place.
         layers: layer indices to capture; None is all.
         call: makes the call of an attention module, what was seen of its pass, and what `dense` receives.
     """
@@ -57,11 +57,12 @@ def _finish(
     seen: Seen,
     attention: Any,
     call: Callable[[Any, Seen, Tensor], AttentionCall],
-    on_layer: Callable[[AttentionCall], None],
+    on_layer: OnLayer,
     projection: nn.Module,
     inputs: tuple[Tensor, ...],
-) -> None:
-    if "fused" in seen:
-        now = seen.copy()
-        seen.clear()  # before anything: `on_layer` may read the projection's matrix off unit vectors, and come by here
-        on_layer(call(attention, now, inputs[0]))
+) -> Tensor | None:
+    if "fused" not in seen:
+        return None
+    now = seen.copy()
+    seen.clear()  # before anything: `on_layer` may read the projection's matrix off unit vectors, and come by here
+    return on_layer(call(attention, now, inputs[0]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pavinterp.capture import attention_interface, falcon, gpt_neox_japanese, transformer_lens
-from pavinterp.capture.call import AttentionCall
+from pavinterp.capture.call import AttentionCall, OnLayer
 from pavinterp.errors import UserError
 from pavinterp.exits import is_out_of_memory, one_line
 from pavinterp.models import ModelHandle, base_model, untouched
@@ -117,9 +116,7 @@ def path_of(handle: ModelHandle) -> str:
     return MODULE_HOOKS if handle.architecture in FAMILIES else ATTENTION_INTERFACE
 
 
-def capture_for(
-    handle: ModelHandle, on_layer: Callable[[AttentionCall], None], layers: set[int] | None = None
-) -> AbstractContextManager[None]:
+def capture_for(handle: ModelHandle, on_layer: OnLayer, layers: set[int] | None = None) -> AbstractContextManager[None]:
     """While active, every `forward` of the handle hands each attention layer's call to `on_layer`, once."""
     if handle.bridge is None:
         by = FAMILIES.get(handle.architecture, attention_interface.capture)

@@ -24,7 +24,7 @@ from pavinterp.capture.bridge_attention import (
     scale_of,
     window_of,
 )
-from pavinterp.capture.call import AttentionCall, score_bias
+from pavinterp.capture.call import AttentionCall, OnLayer, score_bias
 from pavinterp.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ CHECKED_ROWS = 4  # of the scores of each layer's first sequence
 
 
 @contextmanager
-def capture(
-    bridge: TransformerBridge, on_layer: Callable[[AttentionCall], None], layers: set[int] | None = None
-) -> Iterator[None]:
+def capture(bridge: TransformerBridge, on_layer: OnLayer, layers: set[int] | None = None) -> Iterator[None]:
     """While active, every forward pass of `bridge` hands each attention layer's call to `on_layer`, once.
 
     Hooks, edits and ablations that are on the bridge stay in force: queries, keys and values are taken as they leave
@@ -46,7 +44,7 @@ def capture(
 
     Args:
         bridge: a TransformerBridge of a decoder.
-        on_layer: called with each captured layer of each forward pass.
+        on_layer: called with each captured layer of each forward pass; what it returns takes the response's place.
         layers: layer indices to capture; None is all.
 
     Raises:
@@ -100,7 +98,7 @@ class _Observer:
 
     layer: int
     attention: AttentionBridge
-    on_layer: Callable[[AttentionCall], None]
+    on_layer: OnLayer
     from_registry: dict[int, AttentionCall]
     seen: dict[str, Any] = field(default_factory=dict)
 
@@ -138,7 +136,7 @@ class _Observer:
     def _keep_response(self, module: nn.Module, inputs: tuple[Tensor]) -> None:
         self.seen["before"] = inputs[0].clone()  # many hooks edit in place
 
-    def _finish(self, module: nn.Module, inputs: Any, output: Float[Tensor, "batch n heads_d_v"]) -> None:
+    def _finish(self, module: nn.Module, inputs: Any, output: Float[Tensor, "batch n heads_d_v"]) -> Tensor | None:
         seen, self.seen = self.seen, {}
         call = self.from_registry.pop(self.layer, None)
         call = self._call(seen, output) if call is None else replace(call, response=output)
@@ -147,7 +145,7 @@ class _Observer:
         if "before" in seen:
             changed = (seen["before"] != output).flatten(0, 1).unflatten(-1, (call.queries.shape[1], -1))
             call = replace(call, replaced=tuple(changed.any(-1).any(0).nonzero().flatten().tolist()))
-        self.on_layer(replace(call, projection=original(self.attention.o)))
+        return self.on_layer(replace(call, projection=original(self.attention.o)))
 
     def _call(self, seen: dict[str, Any], response: Tensor) -> AttentionCall:
         at, inner = self.attention, original(self.attention)

@@ -28,7 +28,7 @@ def tokens_for(model, shape=(2, 24), seed=0):
 
 def captured(model, tokens, layers=None, **forward):
     calls = {}
-    with capture(model, lambda call: calls.setdefault(call.layer, call), layers), torch.no_grad():
+    with capture(model, lambda call: calls.update({call.layer: call}), layers), torch.no_grad():
         output = model.base_model(input_ids=tokens, use_cache=False, **forward).last_hidden_state
     return calls, output
 

@@ -181,7 +181,7 @@ def test_a_bridge_with_processed_weights(family):
     np.testing.assert_allclose(after["sink_strength"], before["sink_strength"], rtol=1e-4)
     handle, tokens = pi.load(bridge), torch.arange(2, 26)[None]
     calls = {}
-    with capture_for(handle, lambda call: calls.setdefault(call.layer, call)):
+    with capture_for(handle, lambda call: calls.update({call.layer: call})):
         forward(handle, tokens)
     for layer, call in calls.items():
         w_o = output_weight(call.projection, call.queries.shape[1], call.values.shape[-1])
@@ -335,7 +335,7 @@ def test_a_swapped_head_in_a_given_pattern_fails_the_certificate():
     bridge = bridge_of(tiny.llama())
     bridge.add_hook("blocks.0.attn.hook_pattern", lambda pattern, hook: None)
     handle, tokens, calls = pi.load(bridge), torch.arange(1, 25)[None], {}
-    with capture_for(handle, lambda call: calls.setdefault(call.layer, call)):
+    with capture_for(handle, lambda call: calls.update({call.layer: call})):
         forward(handle, tokens)
     call = calls[0]
     for pattern, holds in ((call.pattern, True), (call.pattern.flip(1), False)):

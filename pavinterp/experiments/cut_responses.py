@@ -1,0 +1,140 @@
+"""Cut responses: what a model predicts when a head's responses are made of their strongest associations alone."""
+
+from __future__ import annotations
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pavinterp.capture.call import AttentionCall, output_weight, trials, working_dtype, write_factor
+from pavinterp.capture.paths import capture_for, forward
+from pavinterp.errors import UserError
+from pavinterp.experiments.interventions import logits, with_heads
+from pavinterp.models import ModelHandle
+from pavinterp.progress import Progress
+from pavinterp.stimuli import Stimuli
+from pavinterp.sweep import LayerInfo
+from pavinterp.trials import Trials
+
+VARIANTS = 8
+KEPT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+def curves(
+    handle: ModelHandle,
+    stimuli: Stimuli,
+    heads: list[tuple[int, int]],
+    *,
+    renormalise: bool = False,
+    progress: Progress | None = None,
+) -> pd.DataFrame:
+    """Divergence of next-token predictions with one head cut to its strongest `m` associations, for each `m`.
+
+    Every test's response is cut down to the `m` associations that contribute most to it, at every position of a
+    sequence at once; all other heads are left alone and see what follows. Mean ablation (the head's mean response over
+    all positions of all sequences in the place of each) is the divergence that a head as a whole is worth.
+
+    Args:
+        handle: the model; `untouched` is the caller's to hold.
+        stimuli: sequences of one length.
+        heads: (layer, head) of those to cut.
+        renormalise: whether the strengths that are kept are scaled to the sum that all had.
+        progress: called with a stage, done and total.
+
+    Returns:
+        One row per layer x head x sequence x kept: `kept` associations (0: the mean ablation), `divergence` (KL of the
+        whole model's next-token predictions from the cut one's, mean over positions, nats) and `loss_change` (of the
+        next token's negative log-likelihood, nats); `document` of the sequence.
+
+    Raises:
+        UserError: sequences of several lengths.
+    """
+    length = len(stimuli.tokens[0])
+    if any(len(tokens) != length for tokens in stimuli.tokens):
+        raise UserError("needed associations are counted on sequences of one length; cut the text with a context")
+    kept = [m for m in KEPT if m < length]
+    means = mean_responses(handle, stimuli, heads)
+    rows, done = [], 0
+    for sequence, given in enumerate(stimuli.tokens):
+        tokens = torch.from_numpy(given)[None].long().to(handle.device)
+        whole = logits(handle, tokens)[0].double().log_softmax(-1)
+        truth = tokens[0, 1:, None]
+        for layer, head in heads:
+            for part in _parts([0, *kept]):
+
+                def cut(
+                    call: AttentionCall, head: int = head, ids: Tensor = tokens[0], part: list[int] = part
+                ) -> Tensor:
+                    one = all_tests(call, ids)
+                    mean = means[call.layer, head].to(one.values).expand(1, length, -1)
+                    variants = [mean] if 0 in part else []
+                    variants.append(strongest(one, head, [m for m in part if m], renormalise))
+                    return with_heads(call, {head: torch.cat(variants)})
+
+                changed = logits(handle, tokens.expand(len(part), -1), cut, {layer})
+                for m, row in zip(part, changed, strict=True):
+                    now = row.double().log_softmax(-1)
+                    divergence = (whole.exp() * (whole - now)).sum(-1).mean()
+                    loss = (whole - now)[:-1].gather(-1, truth).mean()
+                    rows.append((layer, head, sequence, m, float(divergence), float(loss)))
+            done += 1
+            if progress is not None:
+                progress("heads cut to their strongest associations", done, len(heads) * len(stimuli.tokens))
+    frame = pd.DataFrame(rows, columns=["layer", "head", "sequence", "kept", "divergence", "loss_change"])
+    frame["document"] = stimuli.document[frame["sequence"].to_numpy()]
+    return frame
+
+
+def _parts(kept: list[int]) -> list[list[int]]:
+    """The variants that go through the model together: few, for their logits are large."""
+    return [kept[i : i + VARIANTS] for i in range(0, len(kept), VARIANTS)]
+
+
+def all_tests(call: AttentionCall, tokens: Int[Tensor, "n"]) -> Trials:
+    """The trials of a call's first sequence with every position tested."""
+    n = len(tokens)
+    weight = output_weight(call.projection, call.queries.shape[1], call.values.shape[-1])
+    positions = torch.arange(n, device=tokens.device)
+    ones = torch.ones(n, device=tokens.device)
+    return trials(call, 0, tokens, positions, ones, write_factor(weight, working_dtype(call)), 0)
+
+
+def strongest(one: Trials, head: int, kept: list[int], renormalise: bool) -> Float[Tensor, "kept n d_v"]:
+    """The head's response from each test's `m` largest contributions, for each `m` of `kept`."""
+    strengths = one.strengths[head]
+    rank = one.contributions[head].argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    values = one.values[head // one.group]
+    responses = []
+    for m in kept:
+        some = torch.where(rank < m, strengths, 0.0)
+        if renormalise:
+            some = some * (strengths.sum(-1, keepdim=True) / some.sum(-1, keepdim=True))
+        responses.append(some @ values)
+    cut = torch.stack(responses)
+    return cut if one.gate is None else cut * one.gate[head]
+
+
+def mean_responses(
+    handle: ModelHandle, stimuli: Stimuli, heads: list[tuple[int, int]]
+) -> dict[tuple[int, int], Float[Tensor, "d_v"]]:
+    """Each head's mean response over all positions of all sequences."""
+    sums: dict[tuple[int, int], Tensor] = {}
+
+    def on_layer(call: AttentionCall) -> None:
+        by_head = call.response.unflatten(-1, (call.queries.shape[1], -1)).double().mean((0, 1))
+        for layer, head in heads:
+            if layer == call.layer:
+                sums[layer, head] = sums.get((layer, head), 0) + by_head[head]
+
+    for ids in stimuli.tokens:
+        with capture_for(handle, on_layer, {layer for layer, _ in heads}):
+            forward(handle, torch.from_numpy(ids)[None].long().to(handle.device))
+    return {key: total / len(stimuli.tokens) for key, total in sums.items()}
+
+
+def chosen_heads(shapes: list[LayerInfo], layers: set[int] | None) -> list[tuple[int, int]]:
+    """Every (layer, head) of the layers chosen; None is all."""
+    return [
+        (info.layer, head) for info in shapes if layers is None or info.layer in layers for head in range(info.heads)
+    ]

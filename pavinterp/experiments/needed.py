@@ -1,0 +1,132 @@
+"""Needed associations: how many associations of a head a model's predictions rest on, and which number tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import stats
+
+from pavinterp.tables import DRAWS, FEWEST_CLUSTERS
+
+SHARES = (0.20, 0.10, 0.05, 0.02)
+"""Shares of the ablation's divergence that a cut response may leave; 0.05 is the headline."""
+
+
+def needed(divergence: npt.NDArray[np.float64], ablated: float, kept: npt.NDArray[np.int64], share: float) -> float:
+    """The number of associations at which the divergence has fallen to `share` of the ablation's, interpolated.
+
+    The first crossing, by a straight line in the logarithms of both. 1 where one association is enough already, `inf`
+    where the most that was kept is not, NaN where ablation changes nothing.
+
+    Args:
+        divergence: by number kept, in the order of `kept`.
+        ablated: that of the mean ablation.
+        kept: increasing, from 1.
+        share: in (0, 1).
+    """
+    if not ablated > 0:
+        return float("nan")
+    below = np.flatnonzero(divergence <= share * ablated)
+    if not len(below):
+        return float("inf")
+    first = int(below[0])
+    if first == 0:
+        return float(kept[0])
+    before, after = np.log(divergence[first - 1]), np.log(max(divergence[first], 1e-300))
+    step = (before - np.log(share * ablated)) / (before - after)
+    return float(np.exp(np.log(kept[first - 1]) + step * np.log(kept[first] / kept[first - 1])))
+
+
+def summary(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """One row a head: `needed_20`, `needed_10`, `needed_5`, `needed_2` associations, each with its interval.
+
+    Curves are means over sequences; intervals (`_lo`, `_hi`) the 95 % percentile bootstrap over documents, or sequences
+    of one document; NaN under 8 of them. `ablation` is the mean ablation's divergence in nats.
+    """
+    weights, ends = resampled(frame, seed), {}
+    for key, curve in _curves_of(frame, weights):
+        row = {"ablation": float(curve[0][0])}
+        for share in SHARES:
+            values = np.array([needed(c[1:], c[0], kept_of(frame), share) for c in curve])
+            name = f"needed_{100 * share:.0f}"
+            row[name] = values[0]
+            row[f"{name}_lo"], row[f"{name}_hi"] = interval(values[1:])
+        ends[key] = row
+    result = pd.DataFrame.from_dict(ends, orient="index")
+    result.index = pd.MultiIndex.from_tuples(result.index, names=["layer", "head"])
+    return result
+
+
+def rank_correlations(
+    frame: pd.DataFrame, records: pd.DataFrame, columns: list[str], share: float = 0.05, seed: int = 0
+) -> pd.DataFrame:
+    """How numbers measured on the same sequences rank the heads, against the associations they need.
+
+    Args:
+        frame: from `curves`.
+        records: one row per sequence x layer x head, as a sweep gives them; sequences and heads those of `frame`.
+        columns: of the records.
+        share: of the ablation's divergence that is left.
+        seed: of the bootstrap.
+
+    Returns:
+        One row a column: `rank_correlation` (Spearman, over heads) with its interval, `ratio` (median over heads of
+        needed associations over the column) with its interval, and `heads`, the number of heads that both are defined
+        for. Endless needed associations rank last. Intervals as in `summary`: heads are all of those cut, not a sample.
+    """
+    weights, kept = resampled(frame, seed), kept_of(frame)
+    counts = {key: [needed(c[1:], c[0], kept, share) for c in curve] for key, curve in _curves_of(frame, weights)}
+    need = np.array(list(counts.values()))  # [heads, 1 + draws]
+    rows = {}
+    for column in columns:
+        table = records.pivot(index=["layer", "head"], columns="sequence", values=column).sort_index(axis=1)
+        values = table.loc[list(counts)].to_numpy() @ weights.T / weights.sum(1)
+        there = ~(np.isnan(need).any(1) | np.isnan(values).any(1))
+        pairs = [(need[there, i], values[there, i]) for i in range(len(weights))]
+        ranks = np.array([stats.spearmanr(one, two).statistic for one, two in pairs])
+        ratios = np.array([np.median(one / two) for one, two in pairs])
+        row = {"rank_correlation": ranks[0], "ratio": ratios[0], "heads": int(there.sum())}
+        for name, drawn in (("rank_correlation", ranks), ("ratio", ratios)):
+            row[f"{name}_lo"], row[f"{name}_hi"] = interval(drawn[1:])
+        rows[column] = row
+    result = pd.DataFrame.from_dict(rows, orient="index")
+    order = ["rank_correlation", "rank_correlation_lo", "rank_correlation_hi", "ratio", "ratio_lo", "ratio_hi", "heads"]
+    return result[order].rename_axis("column")
+
+
+def resampled(frame: pd.DataFrame, seed: int) -> npt.NDArray[np.float64]:
+    """How often each sequence counts, [1 + draws, sequences]: once, then as resampled clusters have it."""
+    cluster = "document" if frame["document"].nunique() > 1 else "sequence"
+    sequences = frame.drop_duplicates("sequence").sort_values("sequence")
+    codes = pd.factorize(sequences[cluster])[0]
+    count, once = int(codes.max()) + 1, np.ones((1, len(codes)))
+    if count < FEWEST_CLUSTERS:
+        return once
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=DRAWS)
+    return np.concatenate([once, drawn[:, codes]])
+
+
+def interval(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """95 % percentiles, endless values last; NaN without values, or where one is undefined."""
+    if not len(values) or np.isnan(values).any():
+        return float("nan"), float("nan")
+    low, high = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
+    return float(low), float(high)
+
+
+def kept_of(frame: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """The numbers of associations kept, increasing, without the ablation."""
+    return np.sort(frame["kept"].unique())[1:]
+
+
+def _curves_of(
+    frame: pd.DataFrame, weights: npt.NDArray[np.float64]
+) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.float64]]]:
+    """By head the weighted mean divergence over sequences, [1 + draws, 1 + kept]: the ablation's first."""
+    for key, mine in cast(Any, frame.groupby(["layer", "head"])):
+        table = mine.pivot(index="sequence", columns="kept", values="divergence").sort_index().to_numpy()
+        yield (int(key[0]), int(key[1])), weights @ table / weights.sum(1, keepdims=True)

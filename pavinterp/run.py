@@ -160,7 +160,7 @@ def measure(
     started = time.monotonic()
     if isinstance(layers, Iterable) and not isinstance(layers, str):
         layers = list(layers)
-    _check_arguments(tests, layers, seed, batch, bos, progress)
+    check_arguments(tests, layers, seed, batch, bos, progress)
     seed = int(seed)
     handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
     shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
@@ -168,7 +168,7 @@ def measure(
         shapes = inspect(handle)
         chosen = choose_layers(shapes, layers)
         require_known(handle, shapes, chosen)
-        stimuli = _stimuli(handle, corpus, context, sequences, bos, seed)
+        stimuli = stimuli_for(handle, corpus, context, sequences, bos, seed)
         probe = _probe(handle, stimuli, bos, seed)
         norms = find_norms(handle, torch.from_numpy(stimuli.tokens[0][None, :MIN_TOKENS]).long().to(handle.device))
         frames: dict[str, list[pd.DataFrame]] = {"records": [], "tests": [], "spectra": []}
@@ -250,8 +250,8 @@ def _require_finite(records: pd.DataFrame) -> None:
         )
 
 
-def _check_arguments(tests: Any, layers: Any, seed: Any, batch: Any, bos: Any, progress: Any) -> None:
-    """UserError where an argument of `measure` is none that it takes."""
+def check_arguments(tests: Any, layers: Any, seed: Any, batch: Any, bos: Any, progress: Any) -> None:
+    """UserError where an argument that `measure` and the experiments share is none that they take."""
     if tests is not None:
         require_whole("tests", tests, 1, " or None (every position)")
     if batch is not None:
@@ -277,9 +277,10 @@ def choose_layers(shapes: list[LayerInfo], layers: list[int] | None) -> set[int]
     return set(layers)
 
 
-def _stimuli(
+def stimuli_for(
     handle: ModelHandle, corpus: Any, context: int | None, sequences: int | None, bos: str, seed: int
 ) -> Stimuli:
+    """What the model is to read: ready Stimuli, or a corpus cut into sequences. UserError where it cannot be read."""
     if isinstance(corpus, Stimuli):
         if context is not None or sequences is not None:
             raise UserError("context= and sequences= with ready Stimuli: those are cut already; leave both out")

@@ -164,6 +164,7 @@ def sweep(
     batch: int,
     seed: int,
     keep: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Iterator[Batch]:
     """Measure every sequence.
 
@@ -176,6 +177,7 @@ def sweep(
         batch: sequences a forward pass.
         seed: of the sampling. What a sequence gives depends on it and the sequence, not on the batch.
         keep: of the first so many sequences the single tests and the CS spectra are returned too.
+        dtype: of the numbers in the records.
 
     Yields:
         One Batch after another; the model is as it was in between.
@@ -237,7 +239,7 @@ def sweep(
                 f"layers {sorted(expected ^ seen)} were captured in some forward passes and not in others: has another "
                 "thread changed the model's attention implementation?"
             )
-        yield _read(rows, indices, stimuli, columns)
+        yield _read(rows, indices, stimuli, columns, dtype)
 
 
 def _numbers(
@@ -287,9 +289,11 @@ def weighted_mean(values: Float[Tensor, "heads tests"], weights: Float[Tensor, "
     return (values.nan_to_num() * weights).sum(-1) / (there * weights).sum(-1)
 
 
-def _read(rows: _Rows, indices: list[int], stimuli: Stimuli, columns: list[Column]) -> Batch:
+def _read(
+    rows: _Rows, indices: list[int], stimuli: Stimuli, columns: list[Column], dtype: torch.dtype
+) -> Batch:
     """Fetch a batch's numbers from the device and lay them out as frames."""
-    values = torch.cat(rows.records).float().cpu().numpy()
+    values = torch.cat(rows.records).to(dtype).cpu().numpy()
     residual = torch.cat(rows.residuals).double().cpu().numpy()
     heads = np.array([heads for _, _, heads, _ in rows.index])
     each = np.repeat(np.arange(len(heads)), heads)

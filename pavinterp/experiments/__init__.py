@@ -1,1 +1,1 @@
-"""Experiments: what needs more than reading a forward pass along, such as interventions or fits."""
+"""Questions put to a model that are more than one measure: one module a question, each with a function to call."""

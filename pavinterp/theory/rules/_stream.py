@@ -56,16 +56,16 @@ def responses(
     for t, (begin, position) in enumerate(zip(first.tolist(), positions.tolist(), strict=True)):
         learner = (begin, position if passes > 1 else -1)
         streams.setdefault(learner, {}).setdefault(position + 1, []).append(t)
-    answers = {}
+    answers: dict[int, Tensor] = {}
     for (begin, _), tests_at in streams.items():
         cuts = sorted({*range(begin, max(tests_at), BLOCK), *tests_at})
         learnt = memory
         for once in range(passes):
             for low, high in pairwise(cuts):
                 learnt = learn(learnt, *(x[..., low:high, :] for x in pairs))
-                if once == passes - 1:
-                    answers.update({t: recall(learnt, queries[..., t : t + 1, :]) for t in tests_at.get(high, ())})
-    return torch.cat([answers[t] for t in range(len(answers))], dim=-2)
+                if once == passes - 1 and (answered := tests_at.get(high)):
+                    answers |= dict(zip(answered, recall(learnt, queries[..., answered, :]).unbind(-2), strict=True))
+    return torch.stack([answers[t] for t in range(len(answers))], dim=-2)
 
 
 def directions(vectors: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:

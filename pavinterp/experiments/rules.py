@@ -1,0 +1,341 @@
+"""explain(): which learning rule explains what each head responds, and how much of it is linear in the scores at all."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Collection
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+
+from pavinterp import __version__
+from pavinterp.capture import certificate
+from pavinterp.capture.paths import on_path
+from pavinterp.errors import UserError
+from pavinterp.experiments.association_terms import SumsOfSquares, Variant, variants
+from pavinterp.experiments.cross_fitting import Judged, cross_fit, halves
+from pavinterp.manifest import describe_model, describe_stimuli
+from pavinterp.models import ModelHandle, load, untouched
+from pavinterp.progress import progress_to
+from pavinterp.run import BATCH_TOKENS, Progress, check_arguments, choose_layers, merge, stimuli_for
+from pavinterp.stimuli import Stimuli
+from pavinterp.sweep import inspect, require_known, sweep
+from pavinterp.tables import DRAWS, FEWEST_CLUSTERS, LEVEL, clusters_of, interval_words
+from pavinterp.theory.rules import RULES
+
+CONTEXT = 256
+SEQUENCES = 32
+TESTS = 32
+
+COLUMNS = {
+    "rule": ("index", "Learning rule (pavinterp.theory.rules); softmax is the head itself, R^2 = 1 by construction."),
+    "cs": (
+        "index",
+        "CSs as the rule takes them: centred by the mean CS of the sequence, raw, or either where the rule does not "
+        "see the difference. Only figures of centred CSs are the head's and not its parametrisation's.",
+    ),
+    "r2": (
+        "share",
+        "R^2 = 1 - sum w ||y - g x||^2 / sum w ||y||^2 over tests, y the head's association term, x the rule's, g one "
+        "gain: fitted on one half of the text, judged on the other, halves swapped, both pooled. 1 explains all of the "
+        "response beyond the mean US, 0 nothing; below 0 the gain did not carry over to the other half.",
+    ),
+    "gain_a": ("ratio", "Gain g fitted on half a of the text (and judged on half b)."),
+    "gain_b": ("ratio", "Gain g fitted on half b of the text (and judged on half a)."),
+    "parameter": (
+        "label",
+        "Parameters of the rule, chosen on the half that the gain is fitted on; both choices, a | b, where they differ.",
+    ),
+    "linearity": ("share", "r2 of covariance: what the linear term of the head's own softmax explains."),
+    "best_rule": ("label", "The linear-memory rule (all but softmax) with the largest r2."),
+    "best_cs": ("label", "How that rule takes the CSs."),
+    "best_r2": ("share", "Its r2. The largest of `compared`, chosen on the data that judge it: slightly too high."),
+    "best_share": ("share", "Bootstrap draws in which the same rule and CSs are best; near 1 the choice is clear."),
+    "compared": ("count", "Rules, by treatment of the CSs, that best_rule was chosen from."),
+    "sequences": ("count", "Sequences the head was read on."),
+    "clusters": ("count", "Units that are halved and resampled: documents, or sequences where there is one document."),
+}
+"""Units and definition of every column of an Explanation; `_lo` and `_hi` are the 95 % interval."""
+
+
+@dataclass(repr=False)
+class Explanation:
+    """What `explain` found.
+
+    Attributes:
+        rules: one row per (layer, head, rule, cs): r2 with interval, gain_a, gain_b, parameter.
+        heads: one row per (layer, head): linearity and best_r2 with intervals, best_rule, best_cs, best_share,
+            compared, sequences, clusters.
+        manifest: how it came about.
+
+    Both tables carry "units", "descriptions" and "intervals" (how those were made, or why there are none) in `.attrs`.
+    """
+
+    rules: pd.DataFrame
+    heads: pd.DataFrame
+    manifest: dict[str, Any]
+
+    def __repr__(self) -> str:
+        model, text = self.manifest["model"], self.manifest["corpus"]
+        return (
+            f"Explanation({model['name']}: {len(self.heads)} heads, {text['sequences']} sequences of "
+            f"{text['context']} tokens; .heads, .rules, .by_layer(), .manifest)"
+        )
+
+    def by_layer(self) -> pd.DataFrame:
+        """Median over a layer's heads of each rule's r2 (centred CSs), and the rule that is best in most of them."""
+        mine = self.rules["r2"].drop("raw", level="cs", errors="ignore").droplevel("cs")
+        table = mine.groupby(["layer", "rule"]).median().unstack("rule")
+        table = table[[name for name in self.manifest["arguments"]["rules"] if name in table.columns]]
+        best = self.heads["best_rule"].groupby("layer").agg(lambda names: _most_often(names.dropna().tolist()))
+        return table.rename_axis(columns=None).assign(best_rule=best)
+
+
+def explain(
+    model: ModelHandle | str | Any = "demo",
+    corpus: Any = "demo",
+    *,
+    context: int | None = None,
+    sequences: int | None = None,
+    tests: int | None = TESTS,
+    layers: list[int] | None = None,
+    rules: Collection[str] | None = None,
+    seed: int = 0,
+    batch: int | None = None,
+    bos: str = "auto",
+    capture: str = "auto",
+    progress: Progress | Literal[False] | None = None,
+    command: str | None = None,
+) -> Explanation:
+    """Which learning rule explains each head of a model (theory section 4, first question).
+
+    For test `t` let `v_bar_t` be the mean of the USs it sees. The head's association term is what it responds beyond
+    that baseline, in residual-stream coordinates: `y_t = (o_t - v_bar_t) R` (with the gate where the model has one; with
+    a learned sink `v_bar_t` counts by the strength that is left to the USs). A rule's is its response to the same USs
+    centred alike, `x_t = (r_t(v) - r_t(1) v_bar_t) R`, `r_t(1)` being its response to a US that is 1 everywhere. Sums
+    over pairs (hebbian, decay) are divided by the number of pairs or their weight, so that one gain serves all
+    positions. Oja's rule is not linear in the USs: it gets them in residual-stream coordinates, centred by the mean of
+    the sequence. CSs are centred by the mean CS of the whole sequence (later ones too: a constant, no information about
+    any pair), and, as a second variant, not at all.
+
+    The prediction is `g x_t`, one gain per head and rule, `g = sum w x.y / sum w x.x` over one half of the documents
+    (sequences where there is one document; a seeded random half); rates and decays are chosen there too, from the
+    small grids of `association_terms.GRIDS`. The other half judges: `R^2 = 1 - sum w ||y - g x||^2 / sum w ||y||^2`.
+    Halves are swapped and the sums pooled. Intervals: 95 % percentile bootstrap over the same clusters, refitting gain
+    and parameters in every draw, the halves as they are; none under 8 clusters.
+
+    Rules learn what test `t` sees and no more, in windows and chunks too. They get queries times the head's own scale;
+    soft-caps, biases of the scores (ALiBi) and sinks are parts of the head that they lack, so what those do counts
+    against them. Only `softmax` has them: it is the head itself, there as a check of the whole path (R^2 = 1, gain 1).
+
+    Args:
+        model, corpus, layers, seed, batch, bos, capture, progress, command: as for `pavinterp.measure`.
+        context: tokens a sequence; default 256, or the model's positions if fewer.
+        sequences: how many; default 32, or as many as the text has.
+        tests: positions tested a sequence; None tests all.
+        rules: names of `pavinterp.theory.rules.RULES`; default all.
+
+    Raises:
+        UserError: the model or text cannot be measured, the certificate fails, or there is no second half to judge on.
+    """
+    started = time.monotonic()
+    check_arguments(tests, layers, seed, batch, bos, progress)
+    names = choose_rules(rules)
+    measure = SumsOfSquares(variants(names))
+    handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
+    shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
+    with shown as stage, untouched(handle.model):
+        shapes = inspect(handle)
+        chosen = choose_layers(shapes, layers)
+        require_known(handle, shapes, chosen)
+        if not isinstance(corpus, Stimuli):
+            context = min(CONTEXT, handle.max_context or CONTEXT) if context is None else context
+            sequences = SEQUENCES if sequences is None else sequences
+        stimuli = stimuli_for(handle, corpus, context, sequences, bos, seed)
+        longest = max(len(tokens) for tokens in stimuli.tokens)
+        frames, residuals, done = [], dict[int, list[float]](), 0
+        stage("text sequences", 0, len(stimuli.tokens))
+        for part in sweep(
+            handle,
+            stimuli,
+            [measure],
+            tests=tests,
+            layers=chosen,
+            batch=batch or max(1, BATCH_TOKENS // longest),
+            seed=seed,
+            dtype=torch.float64,
+        ):
+            merge(residuals, part.residuals)
+            certificate.require(residuals, handle.dtype, handle.architecture)
+            frames.append(part.records)
+            done += len(part.sequences)
+            stage("text sequences", done, len(stimuli.tokens))
+    arguments = {
+        "context": longest,
+        "sequences": len(stimuli.tokens),
+        "tests": "all" if tests is None else tests,
+        "layers": "all" if layers is None else sorted(layers),
+        "rules": names,
+        "seed": seed,
+        "bos": bos,
+        "capture": capture,
+    }
+    table, heads = tables(pd.concat(frames, ignore_index=True), measure.of, seed)
+    manifest = {
+        "pavinterp_version": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "model": describe_model(handle, shapes),
+        "corpus": describe_stimuli(stimuli),
+        "arguments": arguments,
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in ("torch", "transformers")},
+        "certificate": {
+            "tolerance": certificate.tolerance(handle.dtype),
+            "largest": max(max(row) for row in residuals.values()),
+        },
+        "intervals": heads.attrs["intervals"],
+        "wall_seconds": round(time.monotonic() - started, 1),
+    }
+    return Explanation(table, heads, manifest)
+
+
+def choose_rules(rules: Collection[str] | None) -> list[str]:
+    """The rules by name, in the order of RULES; None is all.
+
+    Raises:
+        UserError: a name that is none, or no names.
+    """
+    if rules is None:
+        return list(RULES)
+    if isinstance(rules, str) or not isinstance(rules, Collection):
+        raise UserError(f"rules must be a list of names or None (all), got {rules!r:.40}")
+    wrong = [name for name in rules if name not in RULES]
+    if wrong or not rules:
+        raise UserError(f"rules {wrong or list(rules)}: choose among {', '.join(RULES)}")
+    return [name for name in RULES if name in rules]
+
+
+def tables(records: pd.DataFrame, of: list[Variant], seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """From the sums of each sequence to one row per head x rule x cs, and one row per head (see COLUMNS).
+
+    Raises:
+        UserError: one cluster alone, which cannot be halved.
+    """
+    unit, cluster = clusters_of(records)
+    codes, labels = pd.factorize(cluster, sort=True)
+    if len(labels) < 2:
+        raise UserError(
+            "one sequence has no second half to judge on: give more text, several documents, or a shorter context"
+        )
+    heads = pd.MultiIndex.from_frame(records[["layer", "head"]].astype(int)).unique().sort_values()
+    place = heads.get_indexer(pd.MultiIndex.from_frame(records[["layer", "head"]].astype(int)))
+
+    def by_cluster(names: list[str]) -> np.ndarray:
+        total = np.zeros((len(labels), len(heads), len(names)))
+        np.add.at(total, (codes, place), records[names].to_numpy(np.float64))
+        return total
+
+    once = np.ones(len(labels))
+    drawn = None
+    if len(labels) >= FEWEST_CLUSTERS:
+        rng = np.random.default_rng(seed)
+        drawn = rng.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), size=DRAWS).astype(np.float64)
+    in_a, yy = halves(len(labels), seed), by_cluster(["yy"])[..., 0]
+    rows, estimates, draws = [], dict[tuple[str, str], np.ndarray](), dict[tuple[str, str], np.ndarray]()
+    for key in dict.fromkeys((variant.rule, variant.cs) for variant in of):
+        mine = [variant for variant in of if (variant.rule, variant.cs) == key]
+        xy, xx = (by_cluster([variant.columns[i] for variant in mine]) for i in (0, 1))
+        judged = cross_fit(xy, xx, yy, in_a, once)
+        estimates[key] = judged.r2
+        if drawn is not None:
+            draws[key] = cross_fit(xy, xx, yy, in_a, drawn).r2
+        rows.append(_row(heads, key, judged, draws.get(key), mine))
+    words = interval_words(unit, len(labels))
+    table = pd.concat(rows).sort_index(level=["layer", "head"], sort_remaining=False, kind="stable")
+    table = _with_text(table, words)
+    per_head = _heads(heads, estimates, draws)
+    per_head["sequences"], per_head["clusters"] = records["sequence"].nunique(), len(labels)
+    return table, _with_text(per_head, words)
+
+
+def _row(
+    heads: pd.MultiIndex, key: tuple[str, str], judged: Judged, draws: np.ndarray | None, mine: list[Variant]
+) -> pd.DataFrame:
+    words = np.array([variant.words for variant in mine], dtype=object)
+    a, b = words[judged.chosen[0]], words[judged.chosen[1]]
+    index = pd.MultiIndex.from_tuples([(*head, *key) for head in heads], names=["layer", "head", "rule", "cs"])
+    columns = {
+        **_estimate("r2", judged.r2, draws),
+        "gain_a": judged.gains[0],
+        "gain_b": judged.gains[1],
+        "parameter": np.where(a == b, a, a + " | " + b),
+    }
+    return pd.DataFrame(columns, index=index)
+
+
+def _heads(
+    heads: pd.MultiIndex, estimates: dict[tuple[str, str], np.ndarray], draws: dict[tuple[str, str], np.ndarray]
+) -> pd.DataFrame:
+    """Linearity and the best linear-memory rule of each head."""
+    linear = ("covariance", "either")
+    missing = np.full(len(heads), np.nan)
+    columns: dict[str, Any] = _estimate("linearity", estimates.get(linear, missing), draws.get(linear))
+    keys = [key for key in estimates if key[0] != "softmax"]
+    if keys:
+        r2 = np.stack([estimates[key] for key in keys])
+        best = np.where(np.isnan(r2), -np.inf, r2).argmax(0)
+        silent = np.isnan(r2).all(0)
+        every = np.arange(len(heads))
+        drawn, share = None, missing
+        if draws:
+            all_drawn = np.stack([draws[key] for key in keys])  # [rules, draws, heads]
+            drawn = all_drawn[best, :, every].T
+            there = ~np.isnan(all_drawn).all(0)
+            winner = np.where(np.isnan(all_drawn), -np.inf, all_drawn).argmax(0)
+            with np.errstate(invalid="ignore"):
+                share = ((winner == best) & there).sum(0) / there.sum(0)
+        columns["best_rule"] = np.where(silent, None, np.array([key[0] for key in keys], dtype=object)[best])
+        columns["best_cs"] = np.where(silent, None, np.array([key[1] for key in keys], dtype=object)[best])
+        columns |= _estimate("best_r2", r2[best, every], drawn)
+        columns["best_share"] = share
+    else:
+        columns |= {"best_rule": None, "best_cs": None, **_estimate("best_r2", missing, None), "best_share": missing}
+    columns["compared"] = np.int64(len(keys))
+    return pd.DataFrame(columns, index=heads)
+
+
+def _estimate(name: str, values: np.ndarray, draws: np.ndarray | None) -> dict[str, np.ndarray]:
+    """An estimate with its percentile interval; draws that lack a half do not count."""
+    low = high = np.full(len(values), np.nan)
+    if draws is not None:
+        tail = 100 * (1 - LEVEL) / 2
+        here = ~np.isnan(draws).all(0) & ~np.isnan(values)
+        low, high = low.copy(), high.copy()
+        low[here] = np.nanpercentile(draws[:, here], tail, axis=0, method="lower")
+        high[here] = np.nanpercentile(draws[:, here], 100 - tail, axis=0, method="higher")
+    return {name: values, f"{name}_lo": low, f"{name}_hi": high}
+
+
+def _with_text(table: pd.DataFrame, intervals: str) -> pd.DataFrame:
+    known = {name: text for name, text in COLUMNS.items() if name in table.columns or name in table.index.names}
+    table.attrs = {
+        "units": {name: units for name, (units, _) in known.items()},
+        "descriptions": {name: description for name, (_, description) in known.items()},
+        "intervals": intervals,
+    }
+    return table
+
+
+def _most_often(names: list[str]) -> str | None:
+    """The name that is there most often (the first of those in a tie), with how often."""
+    if not names:
+        return None
+    most = max(dict.fromkeys(names), key=names.count)
+    return f"{most} ({names.count(most)} of {len(names)})"

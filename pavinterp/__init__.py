@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp import plots as plots
     from pavinterp.corpora import corpus as corpus
     from pavinterp.errors import UserError as UserError
+    from pavinterp.experiments import Explanation as Explanation
+    from pavinterp.experiments import explain as explain
     from pavinterp.models import load as load
     from pavinterp.run import Run as Run
     from pavinterp.run import measure as measure
@@ -22,10 +24,12 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.verification import verify as verify
 
 _HOME = {
+    "Explanation": "experiments",
     "Run": "run",
     "UserError": "errors",
     "corpus": "corpora",
     "describe": "tables",
+    "explain": "experiments",
     "load": "models",
     "measure": "run",
     "plots": "plots",

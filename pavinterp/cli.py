@@ -43,6 +43,7 @@ from pavinterp.options import (
     check_pages,
     name_of,
     parse_layers,
+    parse_names,
     parse_tests,
 )
 
@@ -210,6 +211,99 @@ def heads(
         terminal.print_json({"run": run.absolute(), "model": store.read_manifest(run)["model"], "heads": table})
     else:
         terminal.print_heads(table, also=sort)
+
+
+@app.command()
+def rules(
+    ctx: typer.Context,
+    model: Model,
+    corpus: CorpusOption = "demo",
+    text_field: TextField = "text",
+    max_documents: MaxDocuments = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=8, metavar="N", help="Tokens a sequence; if not given 256, or the model's positions if fewer."
+        ),
+    ] = None,
+    sequences: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Sequences to read; if not given 32, or all of the text if less."),
+    ] = None,
+    bos: Bos = "auto",
+    tests: Tests = "32",
+    layers: Layers = None,
+    names: Annotated[
+        str | None, typer.Option("--rules", metavar="LIST", help="Rules, such as covariance,delta; all if not given.")
+    ] = None,
+    by: Annotated[str, typer.Option(metavar="head|layer", help="What a line of the printed table is.")] = "head",
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head and rule, all columns.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
+    batch: Batch = None,
+    capture: Capture = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    revision: Revision = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say which learning rule explains each head of a model.
+
+    R^2 of the head's response beyond the mean of what it sees, one gain a head and rule, fitted on one half of the text
+    and judged on the other; how much is linear at all, and which of the linear memories comes closest.
+    """
+    from pavinterp.arguments import require_one_of
+    from pavinterp.output import check_file, write_file
+    from pavinterp.progress import progress_to
+
+    number_of_tests, chosen_layers, chosen_rules = parse_tests(tests), parse_layers(layers), parse_names(names)
+    require_one_of("--by", by, ("head", "layer"))
+    file = None if csv is None else check_file(csv, overwrite)
+
+    import pavinterp as pi
+    from pavinterp import terminal
+    from pavinterp.experiments.rules import choose_rules
+
+    choose_rules(chosen_rules)
+    _quiet_libraries()
+    with progress_to(quiet=quiet) as progress:
+        with progress.stage(f"reading {corpus}"):
+            text = pi.corpus(corpus, text_field=text_field, max_documents=max_documents)
+        with progress.stage(f"loading {model}"):
+            handle = pi.load(
+                model,
+                revision=revision,
+                dtype=dtype,
+                device=device,
+                trust_remote_code=trust_remote_code,
+                tokenizer=tokenizer,
+            )
+        found = pi.explain(
+            handle,
+            text,
+            context=context,
+            sequences=sequences,
+            tests=number_of_tests,
+            layers=chosen_layers,
+            rules=chosen_rules,
+            seed=seed,
+            batch=batch,
+            bos=bos,
+            capture=capture,
+            progress=progress,
+            command=ctx.obj["command"],
+        )
+    if file is not None:
+        write_file(file, found.flat().to_csv())
+    if as_json:
+        terminal.print_json({**found.manifest, "heads": found.heads, "rules": found.rules})
+    else:
+        terminal.print_explanation(found, by)
 
 
 @app.command()

@@ -77,6 +77,11 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
+def parse_names(text: str | None) -> list[str] | None:
+    """`delta,decay` is ["delta", "decay"]; None stays None."""
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
 def parse_tests(text: str) -> int | None:
     """`64` is 64 tests a sequence, `all` is None: every position.
 

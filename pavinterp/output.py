@@ -94,6 +94,35 @@ def check_folder(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     return target
 
 
+def check_file(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+    """Whether `write_file` could write there, before the work whose result goes there.
+
+    Raises:
+        UserError: `path` exists (and `overwrite` is False, or it is no file), or its folder takes no file.
+    """
+    target = Path(os.path.expanduser(path))
+    if target.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder: give the name of a file")
+    if os.path.lexists(target) and not overwrite:
+        raise UserError(f"{path} exists: replace it with --overwrite or choose another name")
+    if not target.parent.is_dir():
+        raise UserError(f"cannot write {path}: {target.parent} is not a folder: make it first or choose another place")
+    if not os.access(target.parent, os.W_OK):
+        raise UserError(f"cannot write {path}: no permission to write there: choose another folder")
+    return target
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text file whole or not at all: beside its place, then renamed into it."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
 def _check_replaceable(target: Path, overwrite: bool) -> None:
     """Refuse what stands at `target` unless it is a pavinterp run that may be replaced."""
     if not target.is_dir():

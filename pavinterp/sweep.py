@@ -289,9 +289,7 @@ def weighted_mean(values: Float[Tensor, "heads tests"], weights: Float[Tensor, "
     return (values.nan_to_num() * weights).sum(-1) / (there * weights).sum(-1)
 
 
-def _read(
-    rows: _Rows, indices: list[int], stimuli: Stimuli, columns: list[Column], dtype: torch.dtype
-) -> Batch:
+def _read(rows: _Rows, indices: list[int], stimuli: Stimuli, columns: list[Column], dtype: torch.dtype) -> Batch:
     """Fetch a batch's numbers from the device and lay them out as frames."""
     values = torch.cat(rows.records).to(dtype).cpu().numpy()
     residual = torch.cat(rows.residuals).double().cpu().numpy()

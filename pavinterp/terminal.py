@@ -14,6 +14,8 @@ from pavinterp.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from pavinterp.experiments import Explanation
+
 SHOWN = ("effective_load", "capacity_worst", "capacity_average", "regime", "fidelity", "d_eff")  # fit in 80 columns
 TEXT_COLUMNS = ("regime",)  # sorted from a to z; every other column from the largest down
 
@@ -98,6 +100,54 @@ def run_lines(manifest: dict[str, Any], heads: pd.DataFrame) -> list[str]:
         f"bound: {', '.join(f'{count:,} {name}' for name, count in regimes.items())}",
         *([] if heads["effective_load_lo"].notna().any() else [heads.attrs["intervals"]]),
     ]
+
+
+def print_explanation(found: Explanation, by: str) -> None:
+    """Which rule explains each head, or the median of each rule by layer; what the figures are goes to stderr."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    if by == "layer":
+        rows = found.by_layer()
+        titles = ["layer", *rows.columns]
+        cells = [[str(layer), *map(share, row)] for layer, *row in rows.itertuples()]
+    else:
+        titles = ["layer", "head", "linearity", "best_rule", "cs", "best_r2", "best_share"]
+        cells = [
+            [
+                *(str(row["layer"]), str(row["head"]), _with_interval(row, "linearity"), share(row["best_rule"])),
+                *(share(row["best_cs"]), _with_interval(row, "best_r2"), share(row["best_share"])),
+            ]
+            for row in found.heads.reset_index().to_dict("records")
+        ]
+    for name in titles:
+        label = name in ("best_rule", "cs")
+        title = name.replace("_", "\n")
+        table.add_column(title, justify="left" if label else "right", no_wrap=not label, overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else 40 + 24 * len(titles)
+    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+    manifest = found.manifest
+    compared = int(found.heads["compared"].iloc[0])
+    print(
+        f"R^2 of the response beyond the mean US, gain fitted on one half of the text and judged on the other; best of "
+        f"{compared} rules and centrings, {manifest['corpus']['sequences']} sequences of "
+        f"{manifest['corpus']['context']} tokens. {manifest['intervals']}",
+        file=sys.stderr,
+    )
+
+
+def share(value: Any) -> str:
+    """An R^2 or a share with two decimals; a label as it is."""
+    return f"{value:.2f}" if isinstance(value, float) and math.isfinite(value) else number(value)
+
+
+def _with_interval(row: Any, name: str) -> str:
+    low, high = row[f"{name}_lo"], row[f"{name}_hi"]
+    return share(row[name]) + ("" if math.isnan(low) else f" [{share(low)}, {share(high)}]")
 
 
 def print_verification(result: dict[str, Any]) -> None:

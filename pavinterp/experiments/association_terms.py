@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +15,7 @@ from pavinterp.measures import Column
 from pavinterp.theory.rules import RULES, mean_us
 from pavinterp.trials import Trials
 
-BLIND = ("covariance", "softmax")  # rules blind to a constant added to every CS
+BLIND = ("covariance", "hebbian", "softmax")  # with USs about their mean, blind to a constant added to every CS
 GRIDS: dict[str, tuple[dict[str, float], ...]] = {
     "decay": tuple({"lam": lam} for lam in (0.5, 0.75, 0.9, 0.97, 0.99)),
     "delta": tuple({"eta": eta} for eta in (0.03, 0.1, 0.3, 1.0)),
@@ -95,7 +96,7 @@ class SumsOfSquares:
 
 
 class Learned:
-    """The Trials of one sequence as streams of pairs that rules learn; memories are shared by the heads of a KV head."""
+    """The Trials of one sequence as streams of pairs that rules learn; the heads of a KV head share its memory."""
 
     def __init__(self, trials: Trials) -> None:
         exact = torch.float32 if trials.keys.device.type == "mps" else torch.float64
@@ -195,4 +196,5 @@ def _in_dtype(trials: Trials, dtype: torch.dtype) -> Trials:
     """The same trials in another dtype, strengths and responses computed anew in it."""
     names = ("weights", "queries", "keys", "values", "bias", "write", "given_strengths", "gate")
     tensors = {name: getattr(trials, name) for name in names}
-    return replace(trials, **{name: None if x is None else x.to(dtype) for name, x in tensors.items()})
+    changed: dict[str, Any] = {name: None if x is None else x.to(dtype) for name, x in tensors.items()}
+    return replace(trials, **changed)

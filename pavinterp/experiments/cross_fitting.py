@@ -1,4 +1,4 @@
-"""Fit one gain (and choose parameters) on half of the clusters, judge on the other half, swap, pool: from sums alone."""
+"""Fit a gain (and choose parameters) on half of the clusters, judge on the other half, swap, pool: from sums alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""explain(): which learning rule explains what each head responds, and how much of it is linear in the scores at all."""
+"""explain(): which learning rule explains what each head responds, and how much of it is linear in the scores."""
 
 from __future__ import annotations
 
@@ -45,16 +45,20 @@ COLUMNS = {
         "share",
         "R^2 = 1 - sum w ||y - g x||^2 / sum w ||y||^2 over tests, y the head's association term, x the rule's, g one "
         "gain: fitted on one half of the text, judged on the other, halves swapped, both pooled. 1 explains all of the "
-        "response beyond the mean US, 0 nothing; below 0 the gain did not carry over to the other half.",
+        "response beyond the mean US, 0 nothing; below 0 the gain did not carry over to the other half. Tests with "
+        "larger responses weigh more.",
     ),
     "gain_a": ("ratio", "Gain g fitted on half a of the text (and judged on half b)."),
     "gain_b": ("ratio", "Gain g fitted on half b of the text (and judged on half a)."),
     "parameter": (
         "label",
-        "Parameters of the rule, chosen on the half that the gain is fitted on; both choices, a | b, where they differ.",
+        "Parameters of the rule, chosen on the half that the gain is fitted on; as a | b where the choices differ.",
     ),
     "linearity": ("share", "r2 of covariance: what the linear term of the head's own softmax explains."),
-    "best_rule": ("label", "The linear-memory rule (all but softmax) with the largest r2."),
+    "best_rule": (
+        "label",
+        "The linear-memory rule with the largest r2: any but softmax, and but hebbian, which equals covariance here.",
+    ),
     "best_cs": ("label", "How that rule takes the CSs."),
     "best_r2": ("share", "Its r2. The largest of `compared`, chosen on the data that judge it: slightly too high."),
     "best_share": ("share", "Bootstrap draws in which the same rule and CSs are best; near 1 the choice is clear."),
@@ -89,12 +93,16 @@ class Explanation:
             f"{text['context']} tokens; .heads, .rules, .by_layer(), .manifest)"
         )
 
+    def flat(self) -> pd.DataFrame:
+        """Both tables as one: the rows of `rules`, the columns of `heads` beside them."""
+        return self.rules.join(self.heads)
+
     def by_layer(self) -> pd.DataFrame:
         """Median over a layer's heads of each rule's r2 (centred CSs), and the rule that is best in most of them."""
         mine = self.rules["r2"].drop("raw", level="cs", errors="ignore").droplevel("cs")
         table = mine.groupby(["layer", "rule"]).median().unstack("rule")
         table = table[[name for name in self.manifest["arguments"]["rules"] if name in table.columns]]
-        best = self.heads["best_rule"].groupby("layer").agg(lambda names: _most_often(names.dropna().tolist()))
+        best = self.heads["best_rule"].groupby("layer").agg(lambda names: _most_often([*names.dropna()]))
         return table.rename_axis(columns=None).assign(best_rule=best)
 
 
@@ -117,13 +125,14 @@ def explain(
     """Which learning rule explains each head of a model (theory section 4, first question).
 
     For test `t` let `v_bar_t` be the mean of the USs it sees. The head's association term is what it responds beyond
-    that baseline, in residual-stream coordinates: `y_t = (o_t - v_bar_t) R` (with the gate where the model has one; with
-    a learned sink `v_bar_t` counts by the strength that is left to the USs). A rule's is its response to the same USs
-    centred alike, `x_t = (r_t(v) - r_t(1) v_bar_t) R`, `r_t(1)` being its response to a US that is 1 everywhere. Sums
-    over pairs (hebbian, decay) are divided by the number of pairs or their weight, so that one gain serves all
+    that baseline, in residual-stream coordinates: `y_t = (o_t - v_bar_t) R` (with the gate where the model has one;
+    with a learned sink `v_bar_t` counts by the strength that is left to the USs). A rule's is its response to the same
+    USs centred alike, `x_t = (r_t(v) - r_t(1) v_bar_t) R`, `r_t(1)` being its response to a US that is 1 everywhere.
+    Sums over pairs (hebbian, decay) are divided by the number of pairs or their weight, so that one gain serves all
     positions. Oja's rule is not linear in the USs: it gets them in residual-stream coordinates, centred by the mean of
-    the sequence. CSs are centred by the mean CS of the whole sequence (later ones too: a constant, no information about
-    any pair), and, as a second variant, not at all.
+    the sequence. About the mean US, hebbian and covariance are one rule (to centre one side of a covariance is to
+    centre both), so that their figures are the same and only one of them is compared. CSs are centred by the mean CS
+    of the whole sequence (later ones too: a constant, the same for all tests), and, as a second variant, not at all.
 
     The prediction is `g x_t`, one gain per head and rule, `g = sum w x.y / sum w x.x` over one half of the documents
     (sequences where there is one document; a seeded random half); rates and decays are chosen there too, from the
@@ -287,7 +296,8 @@ def _heads(
     linear = ("covariance", "either")
     missing = np.full(len(heads), np.nan)
     columns: dict[str, Any] = _estimate("linearity", estimates.get(linear, missing), draws.get(linear))
-    keys = [key for key in estimates if key[0] != "softmax"]
+    same = ["softmax", "hebbian"] if linear in estimates else ["softmax"]
+    keys = [key for key in estimates if key[0] not in same]
     if keys:
         r2 = np.stack([estimates[key] for key in keys])
         best = np.where(np.isnan(r2), -np.inf, r2).argmax(0)
@@ -333,9 +343,9 @@ def _with_text(table: pd.DataFrame, intervals: str) -> pd.DataFrame:
     return table
 
 
-def _most_often(names: list[str]) -> str | None:
+def _most_often(names: list[str]) -> str:
     """The name that is there most often (the first of those in a tie), with how often."""
     if not names:
-        return None
+        return ""
     most = max(dict.fromkeys(names), key=names.count)
     return f"{most} ({names.count(most)} of {len(names)})"

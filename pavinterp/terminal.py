@@ -114,16 +114,16 @@ def print_explanation(found: Explanation, by: str) -> None:
         titles = ["layer", *rows.columns]
         cells = [[str(layer), *map(share, row)] for layer, *row in rows.itertuples()]
     else:
-        titles = ["layer", "head", "linearity", "best_rule", "cs", "best_r2", "best_share"]
+        titles = ["layer", "head", "linearity", "best_rule", "best_r2", "best_share"]
         cells = [
             [
                 *(str(row["layer"]), str(row["head"]), _with_interval(row, "linearity"), share(row["best_rule"])),
-                *(share(row["best_cs"]), _with_interval(row, "best_r2"), share(row["best_share"])),
+                *(_with_interval(row, "best_r2"), share(row["best_share"])),
             ]
             for row in found.heads.reset_index().to_dict("records")
         ]
     for name in titles:
-        label = name in ("best_rule", "cs")
+        label = name == "best_rule"
         title = name.replace("_", "\n")
         table.add_column(title, justify="left" if label else "right", no_wrap=not label, overflow="fold")
     for row in cells:
@@ -134,7 +134,7 @@ def print_explanation(found: Explanation, by: str) -> None:
     compared = int(found.heads["compared"].iloc[0])
     print(
         f"R^2 of the response beyond the mean US, gain fitted on one half of the text and judged on the other; best of "
-        f"{compared} rules and centrings, {manifest['corpus']['sequences']} sequences of "
+        f"{compared} rules, {manifest['corpus']['sequences']} sequences of "
         f"{manifest['corpus']['context']} tokens. {manifest['intervals']}",
         file=sys.stderr,
     )

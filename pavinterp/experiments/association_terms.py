@@ -17,9 +17,9 @@ from pavinterp.trials import Trials
 
 BLIND = ("covariance", "hebbian", "softmax")  # with USs about their mean, blind to a constant added to every CS
 GRIDS: dict[str, tuple[dict[str, float], ...]] = {
-    "decay": tuple({"lam": lam} for lam in (0.5, 0.75, 0.9, 0.97, 0.99)),
+    "decay": tuple({"lam": lam} for lam in (0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 0.997)),
     "delta": tuple({"eta": eta} for eta in (0.03, 0.1, 0.3, 1.0)),
-    "gated_delta": tuple({"alpha": alpha, "beta": beta} for alpha in (0.9, 0.99) for beta in (0.1, 1.0)),
+    "gated_delta": tuple({"alpha": alpha, "beta": beta} for alpha in (0.5, 0.9, 0.99) for beta in (0.1, 1.0)),
     "oja": tuple({"eta": eta} for eta in (0.03, 0.1, 0.3, 1.0)),
     "pseudoinverse": ({}, {"rtol": 0.1}),  # without a cut-off, and with one against CSs that are almost dependent
 }

@@ -71,6 +71,16 @@ def term_of_rule(rule: str, parameters: dict, k: np.ndarray, v: np.ndarray, q: n
     return memory.T @ q
 
 
+def term_of_oja(eta, k, v, seen, q, w_o, gate) -> np.ndarray:
+    """Oja's rule on what the USs write, about the mean of the sequence; with a gate, on the USs themselves."""
+    v = v - v.mean(0) if gate is not None else (v - v.mean(0)) @ w_o
+    memory = np.zeros((k.shape[1], v.shape[1]))
+    for j in seen:
+        unit = v[j] / np.linalg.norm(v[j])
+        memory += eta * np.outer(k[j] - memory @ unit, unit)
+    return memory.T @ q if gate is None else (memory.T @ q * gate) @ w_o
+
+
 def r2_by_loops(sequences: list[tuple[Trials, torch.Tensor]], rule: str, cs: str, head: int) -> float:
     """Cross-fitted R^2 with W_O itself, every test's vectors written out."""
     half_a = halves(len(sequences), 0)
@@ -88,7 +98,11 @@ def r2_by_loops(sequences: list[tuple[Trials, torch.Tensor]], rule: str, cs: str
             k = keys - keys.mean(0) if cs == "centred" else keys
             for p, parameters in enumerate(grid):
                 query = one.scale * one.queries[head, t].numpy()
-                x = term_of_rule(rule, parameters, k[seen], us[seen], query) @ w_o[head].numpy()
+                if rule == "oja":
+                    gate = None if one.gate is None else one.gate[head, row].numpy()
+                    x = term_of_oja(parameters["eta"], k, values, seen, query, w_o[head].numpy(), gate)
+                else:
+                    x = term_of_rule(rule, parameters, k[seen], us[seen], query) @ w_o[head].numpy()
                 pairs.setdefault((bool(half_a[i]), p), []).append((x, y, float(one.weights[row])))
     error = size = 0.0
     for fitted, judged in ((True, False), (False, True)):
@@ -108,7 +122,7 @@ def r2_by_loops(sequences: list[tuple[Trials, torch.Tensor]], rule: str, cs: str
 )
 def test_r2_equals_the_plain_loop(options):
     sequences = many(5, **options)
-    table, _ = explained([one for one, _ in sequences], ["covariance", "decay", "delta"])
+    table, _ = explained([one for one, _ in sequences], ["covariance", "decay", "delta", "oja"])
     for (_, head, rule, cs), row in table.iterrows():
         assert row["r2"] == pytest.approx(r2_by_loops(sequences, rule, cs, head), abs=1e-9), (head, rule, cs)
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.corpora import corpus as corpus
     from pavinterp.errors import UserError as UserError
     from pavinterp.experiments import Explanation as Explanation
+    from pavinterp.experiments import Needed as Needed
     from pavinterp.experiments import explain as explain
+    from pavinterp.experiments import needed_associations as needed_associations
     from pavinterp.models import load as load
     from pavinterp.run import Run as Run
     from pavinterp.run import measure as measure
@@ -25,6 +27,7 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
 
 _HOME = {
     "Explanation": "experiments",
+    "Needed": "experiments",
     "Run": "run",
     "UserError": "errors",
     "corpus": "corpora",
@@ -32,6 +35,7 @@ _HOME = {
     "explain": "experiments",
     "load": "models",
     "measure": "run",
+    "needed_associations": "experiments",
     "plots": "plots",
     "repeated_random_tokens": "stimuli",
     "tokenise": "stimuli",

@@ -14,7 +14,7 @@ from pavinterp.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pavinterp.experiments import Explanation
+    from pavinterp.experiments import Explanation, Needed
 
 SHOWN = ("effective_load", "capacity_worst", "capacity_average", "regime", "fidelity", "d_eff")  # fit in 80 columns
 TEXT_COLUMNS = ("regime",)  # sorted from a to z; every other column from the largest down
@@ -136,6 +136,31 @@ def print_explanation(found: Explanation, by: str) -> None:
         f"R^2 of the response beyond the mean US, gain fitted on one half of the text and judged on the other; best of "
         f"{compared} rules, {manifest['corpus']['sequences']} sequences of "
         f"{manifest['corpus']['context']} tokens. {manifest['intervals']}",
+        file=sys.stderr,
+    )
+
+
+def print_needed(found: Needed) -> None:
+    """Needed associations of each head beside its load, then how loads and rivals rank the heads."""
+    columns = ("needed_20", "needed_10", "needed_5", "needed_2", "effective_load")
+    print(f"{'layer':>5} {'head':>4}" + "".join(f"{name:>{26 if name == 'needed_5' else 16}}" for name in columns))
+    for row in found.heads.reset_index().to_dict("records"):
+        low, high = row["needed_5_lo"], row["needed_5_hi"]
+        cells = [number(float(row[name])) for name in columns]
+        cells[2] += "" if math.isnan(low) else f" [{number(float(low))}, {number(float(high))}]"
+        print(
+            f"{row['layer']:>5} {row['head']:>4}" + "".join(f"{c:>{26 if i == 2 else 16}}" for i, c in enumerate(cells))
+        )
+    print("\nrank correlation with needed_5 over heads, and median ratio of needed_5 to the number:")
+    for row in found.correlations.reset_index().to_dict("records"):
+        shown = []
+        for what in ("rank_correlation", "ratio"):
+            low, high = float(row[f"{what}_lo"]), float(row[f"{what}_hi"])
+            shown.append(share(float(row[what])) + ("" if math.isnan(low) else f" [{share(low)}, {share(high)}]"))
+        print(f"{row['column']:>24} {shown[0]:>24} {shown[1]:>24}")
+    print(
+        "needed_X: associations at which cutting the head's responses to their strongest changes the next-token "
+        f"predictions by X % of what mean-ablating it does (KL divergence). {found.intervals}",
         file=sys.stderr,
     )
 

@@ -558,3 +558,22 @@ def test_a_folder_of_here_is_named_after_itself(in_tmp: Path) -> None:
     (in_tmp / "Mine").mkdir()
     os.chdir("Mine")
     assert options.name_of(".") == "mine"
+
+
+def test_needed_prints_heads_and_correlations(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "needed.csv"
+    ended = command(
+        "needed", "demo", "--layers", "1", "--heads", "3", "--context", "24", "--sequences", "8", "--csv", str(file)
+    )
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    assert len(lines) == 1 + 3 + 2 + 8
+    assert lines[0].split()[:4] == ["layer", "head", "needed_20", "needed_10"]
+    assert "bootstrap over" in ended.err
+    table = pd.read_csv(file)
+    assert table["layer"].tolist() == [1, 1, 1]
+    assert (table["needed_20"] <= table["needed_2"]).all()
+    assert (table["needed_5_lo"] <= table["needed_5"]).all()
+    again = command("needed", "demo", "--csv", str(file))
+    assert (again.code, len(again.err.strip().splitlines())) == (2, 1)
+    assert command("needed", "demo", "--heads", "0").code == 2

@@ -1,5 +1,6 @@
 """Questions put to a model that are more than one measure: one module a question, each with a function to call."""
 
+from pavinterp.experiments.associations import Needed, needed_associations
 from pavinterp.experiments.rules import Explanation, explain
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "Needed", "explain", "needed_associations"]

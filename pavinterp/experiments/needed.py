@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
-from pavinterp.tables import DRAWS, FEWEST_CLUSTERS
+from pavinterp.tables import DRAWS, FEWEST_CLUSTERS, interval_words
 
 SHARES = (0.20, 0.10, 0.05, 0.02)
 """Shares of the ablation's divergence that a cut response may leave; 0.05 is the headline."""
@@ -98,11 +98,20 @@ def rank_correlations(
     return result[order].rename_axis("column")
 
 
+def interval_note(frame: pd.DataFrame) -> str:
+    """How the intervals were made, or why there are none."""
+    unit = _cluster_of(frame)
+    return interval_words(f"{unit}s", frame[unit].nunique())
+
+
+def _cluster_of(frame: pd.DataFrame) -> str:
+    return "document" if frame["document"].nunique() > 1 else "sequence"
+
+
 def resampled(frame: pd.DataFrame, seed: int) -> npt.NDArray[np.float64]:
     """How often each sequence counts, [1 + draws, sequences]: once, then as resampled clusters have it."""
-    cluster = "document" if frame["document"].nunique() > 1 else "sequence"
     sequences = frame.drop_duplicates("sequence").sort_values("sequence")
-    codes = pd.factorize(sequences[cluster])[0]
+    codes = pd.factorize(sequences[_cluster_of(frame)])[0]
     count, once = int(codes.max()) + 1, np.ones((1, len(codes)))
     if count < FEWEST_CLUSTERS:
         return once

@@ -1,0 +1,108 @@
+"""The experiment of needed associations, from a model and a text to its tables."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from pavinterp.arguments import require_whole
+from pavinterp.capture.paths import on_path
+from pavinterp.experiments.cut_responses import chosen_heads, curves
+from pavinterp.experiments.needed import interval_note, rank_correlations, summary
+from pavinterp.experiments.rivals import Rivals
+from pavinterp.measures.load import Load
+from pavinterp.models import ModelHandle, load, untouched
+from pavinterp.progress import Progress, progress_to
+from pavinterp.run import check_arguments, choose_layers, stimuli_for
+from pavinterp.sweep import inspect, require_known, sweep
+
+CONTEXT, SEQUENCES = 256, 16
+COLUMNS = ("effective_load", "interference_load", "top_strength", *(column.name for column in Rivals.columns))
+"""Numbers that are compared with the needed associations."""
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What `needed_associations` found.
+
+    Attributes:
+        heads: one row a head: `ablation` (divergence of the mean ablation, nats), `needed_20`, `_10`, `_5`, `_2`
+            (associations at which the divergence is down to that per cent of it) with intervals `_lo`, `_hi`; means
+            over sequences of `effective_load` and its rivals.
+        correlations: one row a rival: `rank_correlation` with `needed_5` over heads, `ratio`, with intervals.
+        curves: one row per layer x head x sequence x number kept.
+        intervals: how the intervals were made, or why there are none.
+    """
+
+    heads: pd.DataFrame
+    correlations: pd.DataFrame
+    curves: pd.DataFrame
+    intervals: str
+
+
+def needed_associations(
+    model: ModelHandle | str | Any = "demo",
+    corpus: Any = "demo",
+    *,
+    context: int | None = None,
+    sequences: int | None = None,
+    layers: list[int] | None = None,
+    heads: int | None = None,
+    renormalise: bool = False,
+    seed: int = 0,
+    bos: str = "auto",
+    capture: str = "auto",
+    progress: Progress | Literal[False] | None = None,
+) -> Needed:
+    """How many associations of each head the model's predictions rest on, and whether its load tells it.
+
+    One head at a time, each response is cut down to the `m` associations that contribute most to it, at every position;
+    its needed associations are the `m` at which the divergence of the next-token predictions has fallen to 5 % of that
+    of mean-ablating the head. Heads x sequences x about twenty forward passes of one sequence each: minutes for a small
+    model, hours for a large one (`layers` and `heads` choose).
+
+    Args:
+        model: a handle from `load`, or anything `load` takes.
+        corpus: anything `measure` takes.
+        context: tokens a sequence; default 256, or the model's positions if fewer.
+        sequences: default 16, or as many as the text has.
+        layers: layers whose heads are cut; default all.
+        heads: so many of those heads, drawn at random; default all.
+        renormalise: whether strengths that are kept are scaled to the sum that all had.
+        seed: of the choice of text and heads, and of the bootstrap.
+        bos, capture: as in `measure`.
+        progress: called with stage, done and total; None shows it on standard error, False shows nothing.
+
+    Raises:
+        UserError: the model or text cannot be measured.
+    """
+    if heads is not None:
+        require_whole("heads", heads, 1)
+    check_arguments(None, layers, seed, None, bos, progress)
+    handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
+    shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
+    with shown as stage, untouched(handle.model):
+        shapes = inspect(handle)
+        chosen = choose_layers(shapes, layers)
+        require_known(handle, shapes, chosen)
+        wanted = min(CONTEXT, handle.max_context or CONTEXT) if context is None else context
+        text = stimuli_for(handle, corpus, wanted, SEQUENCES if sequences is None else sequences, bos, seed)
+        every = chosen_heads(shapes, chosen)
+        if heads is not None and heads < len(every):
+            drawn = np.random.default_rng(seed).choice(len(every), heads, replace=False)
+            every = [every[i] for i in sorted(drawn)]
+        frame = curves(handle, text, every, renormalise=renormalise, progress=stage)
+        measures: list[Any] = [Load(), Rivals()]
+        parts = sweep(handle, text, measures, tests=None, layers={layer for layer, _ in every}, batch=1, seed=seed)
+        records = pd.concat([part.records for part in parts])
+    means = records.groupby(["layer", "head"])[list(COLUMNS)].mean()
+    return Needed(
+        heads=summary(frame, seed).join(means),
+        correlations=rank_correlations(frame, records, list(COLUMNS), seed=seed),
+        curves=frame,
+        intervals=interval_note(frame),
+    )

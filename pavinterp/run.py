@@ -36,7 +36,7 @@ from pavinterp.stimuli import (
     repeated_random_tokens,
     tokenise,
 )
-from pavinterp.sweep import LayerInfo, inspect, require_known, sweep
+from pavinterp.sweep import LayerInfo, inspect, require_gates_known, require_known, sweep
 from pavinterp.tables import heads_table
 
 DEFAULT_CONTEXT = 1024
@@ -192,6 +192,7 @@ def measure(
                 keep=KEPT_SEQUENCES if is_text else 0,
             ):
                 merge(residuals, part.residuals)
+                require_gates_known(part, shapes)
                 certificate.require(residuals, handle.dtype, handle.architecture)
                 _require_finite(part.records)
                 rows += part.rows_checked

@@ -54,6 +54,7 @@ class Batch:
         spectra: one row per kept sequence x layer x KV head x rank.
         residuals: by layer, the largest certificate residual of each head.
         rows_checked: rows the certificate compared.
+        gated: layers whose responses were changed before `W_O`.
     """
 
     sequences: list[int]
@@ -62,6 +63,7 @@ class Batch:
     spectra: pd.DataFrame
     residuals: dict[int, list[float]]
     rows_checked: int
+    gated: frozenset[int] = frozenset()
 
 
 def inspect(handle: ModelHandle) -> list[LayerInfo]:
@@ -125,6 +127,19 @@ def require_known(handle: ModelHandle, shapes: Sequence[LayerInfo], layers: set[
             )
 
 
+def require_gates_known(part: Batch, shapes: Sequence[LayerInfo]) -> None:
+    """Stop where a batch's responses were changed in a layer that `inspect` found nothing in: was it a gate?
+
+    Raises:
+        UserError: naming the layers.
+    """
+    if new := sorted(part.gated - {info.layer for info in shapes if info.between}):
+        raise UserError(
+            f"layers {new}: something (a hook?) changes responses between attention and output projection here, "
+            "and did not on a few random tokens, so that it could not be tested: take it off, or leave those layers out"
+        )
+
+
 def without_attention(handle: ModelHandle, shapes: Sequence[LayerInfo]) -> list[int]:
     """The model's layers that are not among `shapes`."""
     depth = getattr(handle.model.config.get_text_config(), "num_hidden_layers", len(shapes))
@@ -151,6 +166,7 @@ class _Rows:
     residuals: list[Tensor] = field(default_factory=list)  # [heads]
     tests: list[tuple[int, int, np.ndarray, np.ndarray, Tensor]] = field(default_factory=list)
     spectra: list[tuple[int, int, Tensor]] = field(default_factory=list)
+    gated: set[int] = field(default_factory=set)  # layers
     checked: int = 0  # rows the certificate compared
 
 
@@ -210,6 +226,8 @@ def sweep(
                     f"layer {call.layer} was called twice in one forward pass: its heads' numbers would be mixed"
                 )
             seen.add(call.layer)
+            if call.gated:
+                rows.gated.add(call.layer)
             if call.layer not in factors:
                 dtype = working_dtype(call)
                 factors[call.layer] = write_factor(output_weight(call.projection, heads, d_v), dtype)
@@ -314,7 +332,7 @@ def _read(rows: _Rows, indices: list[int], stimuli: Stimuli, columns: list[Colum
         count = int(head[here].max()) + 1
         residuals[int(number)] = residual[here].reshape(-1, count).max(0).tolist()
     tests = _test_frame(rows, [column.name for column in columns if column.over_tests])
-    return Batch(indices, records, tests, _spectra_frame(rows), residuals, rows.checked)
+    return Batch(indices, records, tests, _spectra_frame(rows), residuals, rows.checked, frozenset(rows.gated))
 
 
 def _test_frame(rows: _Rows, columns: list[str]) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.positions import PADS, padding_change, position_scheme
 from pavinterp.run import choose_layers, merge, probe_length, vocabulary_of
 from pavinterp.stimuli import Stimuli, repeated_random_tokens
-from pavinterp.sweep import inspect, sweep, without_attention
+from pavinterp.sweep import LayerInfo, inspect, require_gates_known, sweep, without_attention
 
 
 def verify(
@@ -57,8 +57,8 @@ def verify(
             vocabulary_of(handle), length=length, sequences=sequences, bos="never", seed=seed
         )
         residuals: dict[int, list[float]] = {}
-        loads = _loads(handle, probe, chosen, seed, sequences, residuals)
-        batch_change = _difference(loads, _loads(handle, probe, chosen, seed, 1, residuals))
+        loads = _loads(handle, probe, chosen, seed, sequences, residuals, shapes)
+        batch_change = _difference(loads, _loads(handle, probe, chosen, seed, 1, residuals, shapes))
         change = _future_change(handle, probe)
     with untouched(plain.model):
         scheme = position_scheme(handle, plain)
@@ -100,15 +100,16 @@ def _loads(
     layers: set[int] | None,
     seed: int,
     batch: int,
-    residuals: dict[int, list[float]] | None = None,
+    residuals: dict[int, list[float]],
+    shapes: list[LayerInfo],
 ) -> npt.NDArray[np.float64]:
     """Effective load of every sequence x layer x head, in that order; residuals are merged into `residuals`."""
     frames = []
     load_only = [measure for measure in all_measures() if measure.name == "load"]
     for part in sweep(handle, probe, load_only, tests=64, layers=layers, batch=batch, seed=seed):
         frames.append(part.records)
-        if residuals is not None:
-            merge(residuals, part.residuals)
+        merge(residuals, part.residuals)
+        require_gates_known(part, shapes)
     return pd.concat(frames).sort_values(["sequence", "layer", "head"])["effective_load"].to_numpy(np.float64)
 
 
@@ -129,7 +130,7 @@ def _agreement(
         other = on_path(handle, TRANSFORMER_LENS)
         with untouched(other.model):
             residuals: dict[int, list[float]] = {}
-            theirs = _loads(other, probe, layers, seed, len(probe.tokens), residuals)
+            theirs = _loads(other, probe, layers, seed, len(probe.tokens), residuals, inspect(other))
             certificate.require(residuals, handle.dtype, handle.architecture)
             return _difference(loads, theirs), ""
     except UserError as error:

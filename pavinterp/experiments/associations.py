@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pavinterp.arguments import require_whole
+from pavinterp.capture import certificate
 from pavinterp.capture.paths import on_path
 from pavinterp.experiments.cut_responses import chosen_heads, curves
 from pavinterp.experiments.needed import interval_note, rank_correlations, summary
@@ -18,7 +19,8 @@ from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.progress import Progress, progress_to
 from pavinterp.run import check_arguments, choose_layers, stimuli_for
-from pavinterp.sweep import inspect, require_known, sweep
+from pavinterp.stimuli import Stimuli
+from pavinterp.sweep import inspect, require_gates_known, require_known, sweep
 
 CONTEXT, SEQUENCES = 256, 16
 COLUMNS = ("effective_load", "interference_load", "top_strength", *(column.name for column in Rivals.columns))
@@ -89,20 +91,26 @@ def needed_associations(
         shapes = inspect(handle)
         chosen = choose_layers(shapes, layers)
         require_known(handle, shapes, chosen)
-        wanted = min(CONTEXT, handle.max_context or CONTEXT) if context is None else context
-        text = stimuli_for(handle, corpus, wanted, SEQUENCES if sequences is None else sequences, bos, seed)
+        if not isinstance(corpus, Stimuli):
+            context = min(CONTEXT, handle.max_context or CONTEXT) if context is None else context
+            sequences = SEQUENCES if sequences is None else sequences
+        text = stimuli_for(handle, corpus, context, sequences, bos, seed)
         every = chosen_heads(shapes, chosen)
         if heads is not None and heads < len(every):
             drawn = np.random.default_rng(seed).choice(len(every), heads, replace=False)
             every = [every[i] for i in sorted(drawn)]
-        frame = curves(handle, text, every, renormalise=renormalise, progress=stage)
         measures: list[Any] = [Load(), Rivals()]
-        parts = sweep(handle, text, measures, tests=None, layers={layer for layer, _ in every}, batch=1, seed=seed)
-        records = pd.concat([part.records for part in parts])
-    means = records.groupby(["layer", "head"])[list(COLUMNS)].mean()
+        records = []
+        for part in sweep(handle, text, measures, tests=None, layers={layer for layer, _ in every}, batch=1, seed=seed):
+            require_gates_known(part, shapes)  # and the certificate: before hours of cutting
+            certificate.require(part.residuals, handle.dtype, handle.architecture)
+            records.append(part.records)
+        frame = curves(handle, text, every, renormalise=renormalise, progress=stage)
+    numbers = pd.concat(records)
+    means = numbers.groupby(["layer", "head"])[list(COLUMNS)].mean()
     return Needed(
         heads=summary(frame, seed).join(means),
-        correlations=rank_correlations(frame, records, list(COLUMNS), seed=seed),
+        correlations=rank_correlations(frame, numbers, list(COLUMNS), seed=seed),
         curves=frame,
         intervals=interval_note(frame),
     )

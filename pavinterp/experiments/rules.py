@@ -26,7 +26,7 @@ from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.progress import progress_to
 from pavinterp.run import BATCH_TOKENS, Progress, check_arguments, choose_layers, merge, stimuli_for
 from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import inspect, require_known, sweep
+from pavinterp.sweep import inspect, require_gates_known, require_known, sweep
 from pavinterp.tables import DRAWS, FEWEST_CLUSTERS, LEVEL, clusters_of, interval_words
 from pavinterp.theory.rules import RULES
 
@@ -188,6 +188,7 @@ def explain(
             dtype=torch.float64,
         ):
             merge(residuals, part.residuals)
+            require_gates_known(part, shapes)
             certificate.require(residuals, handle.dtype, handle.architecture)
             frames.append(part.records)
             done += len(part.sequences)

@@ -91,3 +91,18 @@ def test_anything_else_is_refused(change):
         measured(model)
     found = pi.measure(pi.load(model), DOCUMENTS, context=20, layers=[0], examples=False, progress=False)
     assert set(found.records["layer"]) == {0}
+
+
+def test_what_changes_responses_of_some_passes_only_is_refused():
+    """A hook that begins after the few tokens on which gates are told from other things."""
+    model = build("llama")
+
+    def late(module, inputs):
+        changed = inputs[0].clone()
+        changed[:, 8:] = torch.nn.functional.rms_norm(changed[:, 8:], changed.shape[-1:])
+        return (changed,)
+
+    model.model.layers[1].self_attn.o_proj.register_forward_pre_hook(late)
+    with pytest.raises(UserError, match=r"layers \[1\]: something .* did not on a few random tokens"):
+        measured(model)
+    assert set(pi.measure(pi.load(model), DOCUMENTS, context=20, layers=[0], progress=False).records["layer"]) == {0}

@@ -11,12 +11,13 @@ from architectures import REFUSED, ROWS, Row
 FILE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 HEAD = """# Architectures that are tested
 
-One tiny model with random weights of each is built from transformers' configuration and measured: the certificate (1e-5
-in float32), the response against the model's own output projection, the visible positions, how positions enter, batches,
-left and right padding, the future, that the model is as it was, that what was rebuilt changes no logit when it is put
-back; in float16, bfloat16 and float64 too where the model itself runs in them (`tests/conformance/`). Other decoders are
-captured the same way and certified in every run; `pavinterp verify MODEL` says whether yours can be measured. This table
-is generated from the suite's rows (`python -m tests.conformance.table`).
+One tiny model with random weights of each is built from transformers' configuration and measured: the certificate
+(1e-5 in float32), the response against the model's own output projection, the visible positions, how positions enter,
+batches, left and right padding (registry), the future, that the model is as it was, that what was rebuilt changes no
+logit when it is put back; in float16, bfloat16 and float64 too where the model itself runs in them
+(`tests/conformance/`). Other decoders are captured the same way and certified in every run; `pavinterp verify MODEL`
+says whether yours can be measured. This table is generated from the suite's rows
+(`python -m tests.conformance.table`).
 
 *registry*: transformers' attention registry; *hooks*: hooks on the family's own modules; *bridge*: hooks on a
 TransformerBridge of TransformerLens. Where two are named the first is the default, and both agree in every record to

@@ -31,7 +31,11 @@ def position_scheme(handle: ModelHandle, plain: ModelHandle) -> str:
         return "in the scores (ALiBi)"
     if plain.bridge is not None or not _takes(plain, "position_ids"):
         return "not told"
-    at = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    room = min(tokens.shape[1], ((plain.max_context or 1000) - PADS) // 2)  # for positions up to twice as wide
+    if room < 2:
+        return "not told"
+    tokens = tokens[:, :room]
+    at = torch.arange(room, device=tokens.device)[None]
     limit = 1e-4 if plain.dtype.itemsize >= 4 else 3e-2  # rounding; another position changes more than a tenth
     all_seen = torch.ones_like(tokens)  # position 0 is avoided: recurrent layers may begin anew there
     here, later, wider = (_states(plain, tokens, all_seen, p) for p in (at + 1, at + 1 + PADS, 2 * at + 1))

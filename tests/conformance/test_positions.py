@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from architectures import ROWS
+from architectures import ROWS, build
 from test_architectures import DOCUMENTS, LENGTH, handle_of, model_of, trials_of
 
 import pavinterp as pi
@@ -74,3 +74,11 @@ def test_a_padded_sequence_has_the_same_loads(name, side):
     for layer, expected in alone.items():
         for column in ("effective_load", "fidelity", "top_strength", "nominal_load"):
             torch.testing.assert_close(together[layer][column], expected[column], rtol=1e-4, atol=1e-5, msg=column)
+
+
+@pytest.mark.parametrize("positions", [8, 9, 12])
+def test_a_model_of_few_positions(positions):
+    found = pi.verify(build("gpt2", n_positions=positions))
+    assert found["passed"]
+    assert found["positions"] in (SCHEMES["learned"], "not told")
+    assert max(found["padding_change"].values()) <= 1e-5

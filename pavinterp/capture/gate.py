@@ -35,8 +35,8 @@ def between(handle: ModelHandle, calls: Mapping[int, AttentionCall]) -> dict[int
         noise = torch.randn(call.attended.shape, generator=torch.Generator().manual_seed(layer)) * 3
         other = call.attended * noise.to(call.attended)
         expected = call.gate(...) * other.double()
-        same = float((_response(handle, layer, other) - expected).norm() / expected.norm()) <= tolerance(handle.dtype)
-        found[layer] = GATE if same else UNKNOWN
+        off = (_response(handle, layer, other) - expected).norm()
+        found[layer] = GATE if bool(off <= tolerance(handle.dtype) * expected.norm()) else UNKNOWN
     return found
 
 

@@ -70,6 +70,15 @@ def test_an_ablation_before_the_output_projection_is_a_gate_of_zero():
     assert any("with a gate before W_O" in note for note in run.manifest["notes"])
 
 
+def test_a_whole_layer_ablated_is_a_gate_of_zero():
+    model = build("llama")
+    model.model.layers[1].self_attn.o_proj.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 0,))
+    run = measured(model)
+    loads = run.records.query("stimuli == 'text'").set_index("layer")["effective_load"]
+    assert loads.loc[1].isna().all()
+    assert loads.loc[0].notna().all()
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -308,6 +308,7 @@ def rules(
 
 @app.command()
 def needed(
+    ctx: typer.Context,
     model: Model,
     corpus: CorpusOption = "demo",
     text_field: TextField = "text",
@@ -384,11 +385,12 @@ def needed(
             bos=bos,
             capture=capture,
             progress=progress,
+            command=ctx.obj["command"],
         )
     if file is not None:
         write_file(file, found.heads.to_csv())
     if as_json:
-        terminal.print_json({"heads": found.heads, "correlations": found.correlations, "intervals": found.intervals})
+        terminal.print_json({**found.manifest, "heads": found.heads, "correlations": found.correlations})
     else:
         terminal.print_needed(found)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from pavinterp import __version__
+from pavinterp.capture import certificate
 from pavinterp.capture.bridge_attention import hooked_points
 from pavinterp.capture.paths import TRANSFORMER_LENS, path_of
 from pavinterp.models import ModelHandle
@@ -110,6 +111,32 @@ def command_of(handle: ModelHandle, stimuli: Stimuli, arguments: dict[str, Any])
     for name, value in given.items():
         words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
     return shlex.join(words)
+
+
+def describe_experiment(
+    handle: ModelHandle,
+    shapes: list[LayerInfo],
+    stimuli: Stimuli,
+    arguments: dict[str, Any],
+    residuals: dict[int, list[float]],
+    intervals: str,
+    command: str | None,
+) -> dict[str, Any]:
+    """How the tables of an experiment came about: model, text, arguments, versions, certificate, intervals."""
+    return {
+        "pavinterp_version": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "model": describe_model(handle, shapes),
+        "corpus": describe_stimuli(stimuli),
+        "arguments": arguments,
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in ("torch", "transformers")},
+        "certificate": {
+            "tolerance": certificate.tolerance(handle.dtype),
+            "largest": max(max(row) for row in residuals.values()),
+        },
+        "intervals": intervals,
+    }
 
 
 def notes_on(

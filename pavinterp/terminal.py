@@ -160,7 +160,7 @@ def print_needed(found: Needed) -> None:
         print(f"{row['column']:>24} {shown[0]:>24} {shown[1]:>24}")
     print(
         "needed_X: associations at which cutting the head's responses to their strongest changes the next-token "
-        f"predictions by X % of what mean-ablating it does (KL divergence). {found.intervals}",
+        f"predictions by X % of what mean-ablating it does (KL divergence). {found.manifest['intervals']}",
         file=sys.stderr,
     )
 

@@ -574,6 +574,11 @@ def test_needed_prints_heads_and_correlations(command: Command, tmp_path: Path) 
     assert table["layer"].tolist() == [1, 1, 1]
     assert (table["needed_20"] <= table["needed_2"]).all()
     assert (table["needed_5_lo"] <= table["needed_5"]).all()
+    told = json.loads(command("needed", "demo", "--layers", "1", "--heads", "3", "--context", "24", "--json").out)
+    assert told["model"]["name"] == "demo"
+    assert told["arguments"]["heads"] == 3
+    assert told["certificate"]["largest"] <= 1e-5
+    assert [head["layer"] for head in told["heads"]] == [1, 1, 1]
     again = command("needed", "demo", "--csv", str(file))
     assert (again.code, len(again.err.strip().splitlines())) == (2, 1)
     assert command("needed", "demo", "--heads", "0").code == 2

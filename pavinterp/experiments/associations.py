@@ -15,10 +15,11 @@ from pavinterp.capture.paths import on_path
 from pavinterp.experiments.cut_responses import chosen_heads, curves
 from pavinterp.experiments.needed import interval_note, rank_correlations, summary
 from pavinterp.experiments.rivals import Rivals
+from pavinterp.manifest import describe_experiment
 from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.progress import Progress, progress_to
-from pavinterp.run import check_arguments, choose_layers, stimuli_for
+from pavinterp.run import check_arguments, choose_layers, merge, stimuli_for
 from pavinterp.stimuli import Stimuli
 from pavinterp.sweep import inspect, require_gates_known, require_known, sweep
 
@@ -37,13 +38,13 @@ class Needed:
             over sequences of `effective_load` and its rivals.
         correlations: one row a rival: `rank_correlation` with `needed_5` over heads, `ratio`, with intervals.
         curves: one row per layer x head x sequence x number kept.
-        intervals: how the intervals were made, or why there are none.
+        manifest: how it came about; `intervals` in it says how those were made, or why there are none.
     """
 
     heads: pd.DataFrame
     correlations: pd.DataFrame
     curves: pd.DataFrame
-    intervals: str
+    manifest: dict[str, Any]
 
 
 def needed_associations(
@@ -59,6 +60,7 @@ def needed_associations(
     bos: str = "auto",
     capture: str = "auto",
     progress: Progress | Literal[False] | None = None,
+    command: str | None = None,
 ) -> Needed:
     """How many associations of each head the model's predictions rest on, and whether its load tells it.
 
@@ -78,6 +80,7 @@ def needed_associations(
         seed: of the choice of text and heads, and of the bootstrap.
         bos, capture: as in `measure`.
         progress: called with stage, done and total; None shows it on standard error, False shows nothing.
+        command: command line for the manifest.
 
     Raises:
         UserError: the model or text cannot be measured.
@@ -100,17 +103,28 @@ def needed_associations(
             drawn = np.random.default_rng(seed).choice(len(every), heads, replace=False)
             every = [every[i] for i in sorted(drawn)]
         measures: list[Any] = [Load(), Rivals()]
-        records = []
+        records, residuals = [], dict[int, list[float]]()
         for part in sweep(handle, text, measures, tests=None, layers={layer for layer, _ in every}, batch=1, seed=seed):
             require_gates_known(part, shapes)  # and the certificate: before hours of cutting
-            certificate.require(part.residuals, handle.dtype, handle.architecture)
+            merge(residuals, part.residuals)
+            certificate.require(residuals, handle.dtype, handle.architecture)
             records.append(part.records)
         frame = curves(handle, text, every, renormalise=renormalise, progress=stage)
     numbers = pd.concat(records)
     means = numbers.groupby(["layer", "head"])[list(COLUMNS)].mean()
+    arguments = {
+        "context": len(text.tokens[0]),
+        "sequences": len(text.tokens),
+        "layers": "all" if layers is None else sorted(layers),
+        "heads": "all" if heads is None else heads,
+        "renormalise": renormalise,
+        "seed": seed,
+        "bos": bos,
+        "capture": capture,
+    }
     return Needed(
         heads=summary(frame, seed).join(means),
         correlations=rank_correlations(frame, numbers, list(COLUMNS), seed=seed),
         curves=frame,
-        intervals=interval_note(frame),
+        manifest=describe_experiment(handle, shapes, text, arguments, residuals, interval_note(frame), command),
     )

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
 
-from pavinterp import __version__
 from pavinterp.capture import certificate
 from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
 from pavinterp.experiments.association_terms import SumsOfSquares, Variant, variants
 from pavinterp.experiments.cross_fitting import Judged, cross_fit, halves
-from pavinterp.manifest import describe_model, describe_stimuli
+from pavinterp.manifest import describe_experiment
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.progress import progress_to
 from pavinterp.run import BATCH_TOKENS, Progress, check_arguments, choose_layers, merge, stimuli_for
@@ -204,21 +200,8 @@ def explain(
         "capture": capture,
     }
     table, heads = tables(pd.concat(frames, ignore_index=True), measure.of, seed)
-    manifest = {
-        "pavinterp_version": __version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
-        "model": describe_model(handle, shapes),
-        "corpus": describe_stimuli(stimuli),
-        "arguments": arguments,
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in ("torch", "transformers")},
-        "certificate": {
-            "tolerance": certificate.tolerance(handle.dtype),
-            "largest": max(max(row) for row in residuals.values()),
-        },
-        "intervals": heads.attrs["intervals"],
-        "wall_seconds": round(time.monotonic() - started, 1),
-    }
+    manifest = describe_experiment(handle, shapes, stimuli, arguments, residuals, heads.attrs["intervals"], command)
+    manifest["wall_seconds"] = round(time.monotonic() - started, 1)
     return Explanation(table, heads, manifest)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import tiny
 import torch
 from make_trials import make_trials
 from reference import strengths
@@ -153,6 +154,8 @@ def test_a_head_of_tiny_scores_is_covariance():
     table, heads = explained(trials, ["covariance", "delta", "oja", "softmax"])
     r2 = table["r2"].unstack(["rule", "cs"])
     assert (r2["covariance", "either"] > 1 - 1e-5).all()
+    gains = table.xs("covariance", level="rule")[["gain_a", "gain_b"]]
+    assert gains.to_numpy() == pytest.approx(1, abs=1e-3), "queries carry the head's own scale"
     assert (heads["linearity"] == r2["covariance", "either"]).all()
     assert (heads["best_rule"] == "covariance").all()
     assert (heads["best_share"] == 1).all()
@@ -300,6 +303,16 @@ def test_a_batch_changes_nothing_and_the_tables_say_what_they_are(demo):
     assert list(one.by_layer().columns) == [*rules, "best_rule"]
     assert len(one.flat()) == len(one.rules)
     assert "8 heads" in repr(one)
+
+
+def test_grouped_queries_windows_and_few_documents():
+    handle = pi.load(tiny.gemma3())
+    text = [np.random.default_rng(i).integers(1, tiny.VOCABULARY, 32).tolist() for i in range(3)]
+    found = pi.explain(handle, text, context=32, bos="never", tests=6, progress=False)
+    softmax = found.rules.xs("softmax", level="rule")["r2"]
+    assert softmax.to_numpy() == pytest.approx(1, abs=1e-9)
+    assert found.rules["r2"].notna().all()
+    assert found.manifest["intervals"].startswith("No intervals")
 
 
 Command = Callable[..., tuple[int, str, str]]

@@ -34,9 +34,21 @@ def model_with_adapters(wrapper: Any) -> Any:
     if any(config.is_prompt_learning or getattr(config, "alora_invocation_tokens", None) for config in configs):
         raise refusal
     inner = getattr(wrapper.base_model, "model", wrapper.base_model)
-    if _differs(wrapper, inner):
+    if foreign_parts(inner) or _differs(wrapper, inner):
         raise refusal
     return inner
+
+
+def foreign_parts(model: Any) -> list[str]:
+    """Names of PEFT's modules in a model that do more than change a layer's weights, such as attention to prompts."""
+    import sys
+
+    tuners: Any = sys.modules.get("peft.tuners.tuners_utils")
+    if tuners is None:  # PEFT is not in use
+        return []
+    found = {name: module for name, module in model.named_modules() if type(module).__module__.startswith("peft.")}
+    layers = [name for name, module in found.items() if isinstance(module, tuners.BaseTunerLayer)]
+    return [name for name in found if not any(f"{name}.".startswith(f"{layer}.") for layer in layers)]
 
 
 def _differs(wrapper: Any, inner: Any) -> bool:

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pavinterp.capture.bridge_attention import original
-from pavinterp.capture.call import AttentionCall, output_weight, trials, working_dtype, write_factor
+from pavinterp.capture.call import AttentionCall, trials, working_dtype
+from pavinterp.capture.output_projection import output_weight, write_factor
 from pavinterp.capture.paths import capture_for, forward
 from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle

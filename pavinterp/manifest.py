@@ -14,6 +14,7 @@ import pandas as pd
 from pavinterp import __version__
 from pavinterp.capture import certificate
 from pavinterp.capture.bridge_attention import hooked_points
+from pavinterp.capture.gate import GATE
 from pavinterp.capture.paths import TRANSFORMER_LENS, path_of
 from pavinterp.models import ModelHandle
 from pavinterp.norms import Norms
@@ -157,7 +158,7 @@ def notes_on(
             f"{len(silent)} heads write nothing in some sequences (no US reaches the residual stream, or none that "
             f"float32 tells from zero): {names}."
         )
-    if gated := [info.layer for info in shapes if info.between]:
+    if gated := [info.layer for info in shapes if info.between == GATE]:
         notes.append(
             f"Layers {gated} multiply each response with a gate before W_O, which depends on the test alone: a test "
             "finds every US multiplied with its gate, and contributions, loads and fidelities are of those."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ from pavinterp.stimuli import (
     repeated_random_tokens,
     tokenise,
 )
-from pavinterp.sweep import LayerInfo, inspect, require_gates_known, require_known, sweep
+from pavinterp.sweep import LayerInfo, inspect, require_known, sweep
 from pavinterp.tables import heads_table
 
 DEFAULT_CONTEXT = 1024
@@ -167,7 +167,7 @@ def measure(
     with shown as stage, untouched(handle.model):
         shapes = inspect(handle)
         chosen = choose_layers(shapes, layers)
-        require_known(handle, shapes, chosen)
+        require_known(handle, {info.layer: info.between for info in shapes_of(shapes, chosen)})
         stimuli = stimuli_for(handle, corpus, context, sequences, bos, seed)
         probe = _probe(handle, stimuli, bos, seed)
         norms = find_norms(handle, torch.from_numpy(stimuli.tokens[0][None, :MIN_TOKENS]).long().to(handle.device))
@@ -192,7 +192,8 @@ def measure(
                 keep=KEPT_SEQUENCES if is_text else 0,
             ):
                 merge(residuals, part.residuals)
-                require_gates_known(part, shapes)
+                require_known(handle, part.between)
+                shapes = [replace(info, between=part.between.get(info.layer, info.between)) for info in shapes]
                 certificate.require(residuals, handle.dtype, handle.architecture)
                 _require_finite(part.records)
                 rows += part.rows_checked
@@ -212,7 +213,7 @@ def measure(
     records["stimuli"] = records["stimuli"].astype("category")
     tested = pd.concat(frames["tests"], ignore_index=True)
     spectra = pd.concat(frames["spectra"], ignore_index=True).groupby(["layer", "kv_head", "rank"])["eigenvalue"].mean()
-    measured = [info for info in shapes if chosen is None or info.layer in chosen]
+    measured = shapes_of(shapes, chosen)
     arguments = {
         "context": max(len(t) for t in stimuli.tokens),
         "sequences": len(stimuli.tokens),
@@ -276,6 +277,11 @@ def choose_layers(shapes: list[LayerInfo], layers: list[int] | None) -> set[int]
     if wrong or not layers:
         raise UserError(f"layers {wrong or layers}: choose among the attention layers {min(known)} to {max(known)}")
     return set(layers)
+
+
+def shapes_of(shapes: list[LayerInfo], layers: set[int] | None) -> list[LayerInfo]:
+    """Those of the layers that `choose_layers` gave."""
+    return [info for info in shapes if layers is None or info.layer in layers]
 
 
 def stimuli_for(

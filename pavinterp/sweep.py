@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pavinterp.capture import certificate
-from pavinterp.capture.call import AttentionCall, output_weight, trials, working_dtype, write_factor
+from pavinterp.capture.call import AttentionCall, trials, working_dtype
 from pavinterp.capture.gate import UNKNOWN, between
+from pavinterp.capture.output_projection import output_weight, require_linear, write_factor
 from pavinterp.capture.paths import capture_for, few_tokens, forward, path_of
 from pavinterp.errors import UserError
 from pavinterp.measures import Column, Measure
@@ -54,7 +55,7 @@ class Batch:
         spectra: one row per kept sequence x layer x KV head x rank.
         residuals: by layer, the largest certificate residual of each head.
         rows_checked: rows the certificate compared.
-        gated: layers whose responses were changed before `W_O`.
+        between: layers whose responses were changed before `W_O`, and by what: "gate" or "unknown".
     """
 
     sequences: list[int]
@@ -63,7 +64,7 @@ class Batch:
     spectra: pd.DataFrame
     residuals: dict[int, list[float]]
     rows_checked: int
-    gated: frozenset[int] = frozenset()
+    between: dict[int, str] = field(default_factory=dict)
 
 
 def inspect(handle: ModelHandle) -> list[LayerInfo]:
@@ -73,12 +74,13 @@ def inspect(handle: ModelHandle) -> list[LayerInfo]:
         UserError: no attention goes through the registry, or a layer sees later positions.
     """
     found: dict[int, LayerInfo] = {}
-    calls: dict[int, AttentionCall] = {}
+    gated: set[int] = set()
     sees_future: list[int] = []
 
     def on_layer(call: AttentionCall) -> None:
         heads, kv_heads = call.queries.shape[1], call.keys.shape[1]
-        calls[call.layer] = call
+        if call.gated:
+            gated.add(call.layer)
         found[call.layer] = LayerInfo(
             layer=call.layer,
             heads=heads,
@@ -108,36 +110,27 @@ def inspect(handle: ModelHandle) -> list[LayerInfo]:
         raise UserError(
             f"{handle.architecture}: layer {sees_future[0]} attends to later positions; pavinterp measures decoders"
         )
-    changed = between(handle, calls)
+    changed = between(handle, few_tokens(handle), gated) if gated else {}
     return [replace(found[layer], between=changed.get(layer)) for layer in sorted(found)]
 
 
-def require_known(handle: ModelHandle, shapes: Sequence[LayerInfo], layers: set[int] | None) -> None:
-    """Stop where something else than a gate changes the responses of a layer that is to be measured (None is all).
+def require_known(handle: ModelHandle, between: Mapping[int, str | None]) -> None:
+    """Stop where something else than a gate changes the responses of a layer that is to be measured.
+
+    Args:
+        handle: named in the message.
+        between: by layer, what changes its responses.
 
     Raises:
         UserError: naming the first such layer.
     """
-    for info in shapes:
-        if info.between == UNKNOWN and (layers is None or info.layer in layers):
+    for layer, what in sorted(between.items()):
+        if what == UNKNOWN:
             raise UserError(
-                f"{handle.architecture}: layer {info.layer}: between the attention and its output projection stands "
-                "something else than a gate (a norm, or a difference of two attentions), so what an association "
+                f"{handle.architecture}: layer {layer}: between the attention and its output projection stands "
+                "something else than a gate (a norm, a difference of two attentions, a hook), so what an association "
                 "contributes is not defined; nothing was reported"
             )
-
-
-def require_gates_known(part: Batch, shapes: Sequence[LayerInfo]) -> None:
-    """Stop where a batch's responses were changed in a layer that `inspect` found nothing in: was it a gate?
-
-    Raises:
-        UserError: naming the layers.
-    """
-    if new := sorted(part.gated - {info.layer for info in shapes if info.between}):
-        raise UserError(
-            f"layers {new}: something (a hook?) changes responses between attention and output projection here, "
-            "and did not on a few random tokens, so that it could not be tested: take it off, or leave those layers out"
-        )
 
 
 def without_attention(handle: ModelHandle, shapes: Sequence[LayerInfo]) -> list[int]:
@@ -203,6 +196,8 @@ def sweep(
     """
     columns = [column for measure in measures for column in measure.columns]
     factors: dict[int, Float[Tensor, "heads d_v d_w"]] = {}
+    tested: dict[int, str] = {}  # layers with something between, and what
+    longest = max(stimuli.tokens, key=len)
     expected: set[int] | None = None  # layers of the first pass: every other has the same
     for indices in batches(stimuli, batch):
         sampled = [
@@ -230,7 +225,9 @@ def sweep(
                 rows.gated.add(call.layer)
             if call.layer not in factors:
                 dtype = working_dtype(call)
-                factors[call.layer] = write_factor(output_weight(call.projection, heads, d_v), dtype)
+                weight = output_weight(call.projection, heads, d_v)
+                require_linear(call, weight)
+                factors[call.layer] = write_factor(weight, dtype)
             for row, i in enumerate(indices):
                 positions, weights = sampled[row]
                 one = trials(
@@ -257,7 +254,13 @@ def sweep(
                 f"layers {sorted(expected ^ seen)} were captured in some forward passes and not in others: has another "
                 "thread changed the model's attention implementation?"
             )
-        yield _read(rows, indices, stimuli, columns, dtype)
+        if new := rows.gated - tested.keys():
+            for sequence in (longest, stimuli.tokens[indices[0]]):  # a hook may act on some positions, or passes, only
+                row = torch.from_numpy(sequence)[None].long().to(handle.device)
+                for layer, what in between(handle, row, new).items():
+                    tested[layer] = UNKNOWN if UNKNOWN in (what, tested.get(layer)) else what
+        part = _read(rows, indices, stimuli, columns, dtype)
+        yield replace(part, between={layer: tested[layer] for layer in sorted(rows.gated)})
 
 
 def _numbers(
@@ -332,7 +335,7 @@ def _read(rows: _Rows, indices: list[int], stimuli: Stimuli, columns: list[Colum
         count = int(head[here].max()) + 1
         residuals[int(number)] = residual[here].reshape(-1, count).max(0).tolist()
     tests = _test_frame(rows, [column.name for column in columns if column.over_tests])
-    return Batch(indices, records, tests, _spectra_frame(rows), residuals, rows.checked, frozenset(rows.gated))
+    return Batch(indices, records, tests, _spectra_frame(rows), residuals, rows.checked)
 
 
 def _test_frame(rows: _Rows, columns: list[str]) -> pd.DataFrame:

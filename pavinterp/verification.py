@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ from pavinterp.errors import UserError
 from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.positions import PADS, padding_change, position_scheme
-from pavinterp.run import choose_layers, merge, probe_length, vocabulary_of
+from pavinterp.run import choose_layers, merge, probe_length, shapes_of, vocabulary_of
 from pavinterp.stimuli import Stimuli, repeated_random_tokens
-from pavinterp.sweep import LayerInfo, inspect, require_gates_known, sweep, without_attention
+from pavinterp.sweep import inspect, sweep, without_attention
 
 
 def verify(
@@ -57,8 +57,10 @@ def verify(
             vocabulary_of(handle), length=length, sequences=sequences, bos="never", seed=seed
         )
         residuals: dict[int, list[float]] = {}
-        loads = _loads(handle, probe, chosen, seed, sequences, residuals, shapes)
-        batch_change = _difference(loads, _loads(handle, probe, chosen, seed, 1, residuals, shapes))
+        between: dict[int, str] = {}
+        loads = _loads(handle, probe, chosen, seed, sequences, residuals, between)
+        batch_change = _difference(loads, _loads(handle, probe, chosen, seed, 1, residuals, between))
+        shapes = [replace(info, between=between.get(info.layer, info.between)) for info in shapes]
         change = _future_change(handle, probe)
     with untouched(plain.model):
         scheme = position_scheme(handle, plain)
@@ -68,8 +70,7 @@ def verify(
     agreement_limit = max(1e-4, 10 * limit)  # two ways to sum in every layer before; 1e-4 in float32
     rows = [
         asdict(info) | {"residual": float("inf") if info.between == UNKNOWN else float(np.max(residuals[info.layer]))}
-        for info in shapes
-        if chosen is None or info.layer in chosen
+        for info in shapes_of(shapes, chosen)
     ]
     largest = float(np.max([row["residual"] for row in rows]))  # NaN stays NaN, and has not passed
     holds = [largest <= limit, change <= limit, batch_change <= agreement_limit, (agreement or 0) <= agreement_limit]
@@ -101,15 +102,15 @@ def _loads(
     seed: int,
     batch: int,
     residuals: dict[int, list[float]],
-    shapes: list[LayerInfo],
+    between: dict[int, str],
 ) -> npt.NDArray[np.float64]:
-    """Effective load of every sequence x layer x head, in that order; residuals are merged into `residuals`."""
+    """Effective load of every sequence x layer x head, in that order; merges residuals and `between`."""
     frames = []
     load_only = [measure for measure in all_measures() if measure.name == "load"]
     for part in sweep(handle, probe, load_only, tests=64, layers=layers, batch=batch, seed=seed):
         frames.append(part.records)
         merge(residuals, part.residuals)
-        require_gates_known(part, shapes)
+        between |= {layer: what for layer, what in part.between.items() if between.get(layer) != UNKNOWN}
     return pd.concat(frames).sort_values(["sequence", "layer", "head"])["effective_load"].to_numpy(np.float64)
 
 
@@ -130,7 +131,8 @@ def _agreement(
         other = on_path(handle, TRANSFORMER_LENS)
         with untouched(other.model):
             residuals: dict[int, list[float]] = {}
-            theirs = _loads(other, probe, layers, seed, len(probe.tokens), residuals, inspect(other))
+            between: dict[int, str] = {}
+            theirs = _loads(other, probe, layers, seed, len(probe.tokens), residuals, between)
             certificate.require(residuals, handle.dtype, handle.architecture)
             return _difference(loads, theirs), ""
     except UserError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pavinterp.capture.call import write_factor
+from pavinterp.capture.output_projection import write_factor
 from pavinterp.trials import Trials
 
 

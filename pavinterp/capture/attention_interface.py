@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from pavinterp.capture.call import AttentionCall, OnLayer
@@ -26,7 +25,7 @@ class _Session:
 
     on_layer: OnLayer
     layers: set[int] | None
-    put: Mapping[int, Tensor]
+    put: Callable[[int, Tensor], Tensor] | None
     pending: dict[int, dict[str, Any]] = field(default_factory=dict)  # by id of the attention module
     hooks: ExitStack = field(default_factory=ExitStack)
     hooked: set[int] = field(default_factory=set)
@@ -43,7 +42,7 @@ def capture(
     on_layer: OnLayer,
     layers: set[int] | None = None,
     *,
-    put: Mapping[int, Float[Tensor, "batch n heads_d_v"]] | None = None,
+    put: Callable[[int, Tensor], Tensor] | None = None,
 ) -> Iterator[None]:
     """While active, every forward pass of `model` hands each attention layer's call to `on_layer`, once.
 
@@ -55,12 +54,12 @@ def capture(
         model: a Hugging Face model whose attention goes through the registry.
         on_layer: called with each captured layer of each forward pass; what it returns takes the response's place.
         layers: layer indices to capture; None is all.
-        put: by layer, what the attention is made to put out instead of its own output.
+        put: given a captured layer and its attention's output [batch, n, heads, d_v], what to put out instead.
 
     Raises:
         UserError: an attention module has no output projection under a known name.
     """
-    session = _Session(on_layer, layers, put or {})
+    session = _Session(on_layer, layers, put)
     configs: list[Any] = all_configs(getattr(module, "config", None) for module in model.modules())
     before = [config._attn_implementation_internal for config in configs]
     token = _session.set(session)
@@ -134,11 +133,14 @@ def _remember(
             f"two attention modules of this model say that they are layer {layer} (layer_idx): number them, or nobody "
             "can tell their heads apart"
         )
-    if layer in session.put:
-        output = (session.put[layer].reshape(output[0].shape), *output[1:])
+    if session.put is not None:
+        output = (session.put(int(layer), output[0]), *output[1:])
+    projection = output_projection(module)
+    # hooks before ours may change the response where it lies
+    hooked = len(projection._forward_pre_hooks) > (id(module) in session.hooked)
     session.pending[id(module)] = {
         "layer": int(layer),
-        "attended": output[0],
+        "attended": output[0].clone() if hooked else output[0],
         "queries": query,
         "keys": key,
         "values": value,
@@ -152,7 +154,7 @@ def _remember(
     }
     if id(module) not in session.hooked:
         session.hooked.add(id(module))
-        handle = output_projection(module).register_forward_pre_hook(_finish(session, module))
+        handle = projection.register_forward_pre_hook(_finish(session, module))
         session.hooks.callback(handle.remove)
     return output
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,10 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pavinterp.errors import UserError
 from pavinterp.trials import Trials
-
-SMALLEST, LARGEST = 1e-12, 1e12  # of an output projection's largest weight, for float32 to hold squares of writes
 
 
 @dataclass(frozen=True)
@@ -151,89 +147,3 @@ def trials(
 def _gate(call: AttentionCall, sequence: int, tests: Int[Tensor, "tests"]) -> Float[Tensor, "heads tests d_v"]:
     rows = call.gate((sequence, tests)).to(working_dtype(call))
     return rows.view(len(tests), call.queries.shape[1], -1).transpose(0, 1)
-
-
-def output_weight(projection: nn.Module, heads: int, d_v: int) -> Float[Tensor, "heads d_v width"]:
-    """Each head's block of `W_O`, from any linear-like module (plain, Conv1D, quantised, with adapters).
-
-    Raises:
-        UserError: the projection does not take `heads * d_v` features.
-    """
-    with weights_here(projection):
-        weight: Any = getattr(projection, "weight", None)
-        plain = type(weight) is nn.Parameter and weight.is_floating_point() and not weight.is_meta
-        if type(projection) is nn.Linear and plain:
-            block = weight.detach().T
-        elif type(projection).__name__ == "Conv1D" and plain:
-            block = weight.detach()
-        else:
-            block = _read_off(projection, heads * d_v)
-    if block.shape[0] != heads * d_v:
-        kind = type(projection).__name__
-        raise UserError(
-            f"the output projection ({kind}) does not take what the captured attention puts out ({heads} heads "
-            f"x {d_v}): something between them is not captured; this architecture cannot be measured"
-        )
-    return block.reshape(heads, d_v, -1)
-
-
-@contextmanager
-def weights_here(module: nn.Module) -> Iterator[None]:
-    """Inside, a module that accelerate off-loads has its weights."""
-    if hasattr(module, "_hf_hook"):
-        from accelerate.utils import align_module_device
-
-        with align_module_device(module):
-            yield
-    else:
-        yield
-
-
-def _read_off(projection: nn.Module, features: int) -> Float[Tensor, "features width"]:
-    """The matrix of a module that is linear but for biases, from the unit vectors; empty where it takes other features.
-
-    Biases are zero meanwhile: beside a large one 16 bits would round the weights away.
-    """
-    parameter = next(projection.parameters(), torch.empty(0))  # some quantised ones hold buffers alone
-    device = "cpu" if parameter.is_meta else parameter.device
-    dtype = parameter.dtype if parameter.is_floating_point() and parameter.element_size() > 1 else torch.float32
-    eye = torch.eye(features, dtype=dtype, device=device)
-    holders = [module for module in projection.modules() if module._parameters.get("bias") is not None]
-    biases = [module._parameters["bias"] for module in holders]
-    try:
-        with torch.no_grad():
-            for module, bias in zip(holders, biases, strict=True):
-                if type(bias) is nn.Parameter and not bias.is_meta:
-                    module._parameters["bias"] = nn.Parameter(torch.zeros_like(bias), requires_grad=False)
-            return projection(eye) - projection(torch.zeros_like(eye[:1]))
-    except RuntimeError:
-        return eye[:0]
-    finally:
-        for module, bias in zip(holders, biases, strict=True):
-            module._parameters["bias"] = bias
-
-
-def write_factor(weight: Float[Tensor, "heads d_v width"], dtype: torch.dtype) -> Float[Tensor, "heads d_v d_v"]:
-    """`R` with `R R^T = W_O W_O^T` per head (theory section 1, remedy 2), computed in float64.
-
-    Lower-triangular Cholesky factor where `W_O` has full row rank, else the symmetric square root.
-
-    Raises:
-        UserError: weights so large or small that norms of what they write would overflow or vanish in `dtype`.
-    """
-    wide = weight.detach().to("cpu", torch.float64)
-    broken = (~torch.isfinite(wide)).any(-1).any(-1).nonzero().flatten().tolist()
-    if broken:
-        raise UserError(f"an output projection holds NaN or infinity for heads {broken}: check the weights")
-    largest = float(wide.abs().max())
-    if dtype == torch.float32 and not (largest == 0 or SMALLEST <= largest <= LARGEST):
-        raise UserError(
-            f"an output projection has weights up to {largest:.0e}, whose squares float32 does not hold: "
-            "measure in float64"
-        )
-    gram = wide @ wide.mT
-    factor, info = torch.linalg.cholesky_ex(gram)
-    if bool((info > 0).any()) or not bool(torch.isfinite(factor).all()):
-        eigenvalue, eigenvector = torch.linalg.eigh(gram)
-        factor = eigenvector * eigenvalue.clamp_min(0).sqrt()[:, None, :] @ eigenvector.mT
-    return factor.to(weight.device, dtype)

@@ -34,7 +34,13 @@ CHECKED_ROWS = 4  # of the scores of each layer's first sequence
 
 
 @contextmanager
-def capture(bridge: TransformerBridge, on_layer: OnLayer, layers: set[int] | None = None) -> Iterator[None]:
+def capture(
+    bridge: TransformerBridge,
+    on_layer: OnLayer,
+    layers: set[int] | None = None,
+    *,
+    put: Callable[[int, Tensor], Tensor] | None = None,
+) -> Iterator[None]:
     """While active, every forward pass of `bridge` hands each attention layer's call to `on_layer`, once.
 
     Hooks, edits and ablations that are on the bridge stay in force: queries, keys and values are taken as they leave
@@ -46,6 +52,7 @@ def capture(bridge: TransformerBridge, on_layer: OnLayer, layers: set[int] | Non
         bridge: a TransformerBridge of a decoder.
         on_layer: called with each captured layer of each forward pass; what it returns takes the response's place.
         layers: layer indices to capture; None is all.
+        put: given a captured layer and its attention's output (batch and positions first), what to put out instead.
 
     Raises:
         UserError: a layer's attention has a form that is not known, or its scores do not follow from the queries and
@@ -61,10 +68,11 @@ def capture(bridge: TransformerBridge, on_layer: OnLayer, layers: set[int] | Non
                     bridge.original_model,
                     lambda call: from_registry.__setitem__(call.layer, call),
                     delegated,
+                    put=put,
                 )
             )
         for layer, attention in chosen.items():
-            _Observer(layer, attention, on_layer, from_registry).attach(hooks)
+            _Observer(layer, attention, on_layer, from_registry, put).attach(hooks)
         yield
 
 
@@ -93,6 +101,7 @@ class _Observer:
         on_layer: called when the response enters the output projection.
         from_registry: calls of layers whose attention Hugging Face's module computes, where it goes through the
             registry; each waits here for its response.
+        put: what is put in the place of what enters the output projection's component.
         seen: by name, the tensors of the current pass.
     """
 
@@ -100,11 +109,12 @@ class _Observer:
     attention: AttentionBridge
     on_layer: OnLayer
     from_registry: dict[int, AttentionCall]
+    put: Callable[[int, Tensor], Tensor] | None
     seen: dict[str, Any] = field(default_factory=dict)
 
     def attach(self, hooks: ExitStack) -> None:
         """Register the hooks, after those that are there; leaving `hooks` removes them."""
-        at, response = self.attention, self.attention.o.hook_in
+        at, response, projection = self.attention, self.attention.o.hook_in, original(self.attention.o)
         handles = [at.register_forward_pre_hook(self._begin, with_kwargs=True), at.register_forward_hook(_forget)]
         for what, names in ON_THE_WAY.items():
             points = [point for point in (hook_point(at, name) for name in names) if point is not None]
@@ -115,7 +125,8 @@ class _Observer:
             handles.append(at.hook_attn_scores.register_forward_pre_hook(self._keep_scores, prepend=True))
         if has_hooks(response):
             handles.append(response.register_forward_pre_hook(self._keep_response, prepend=True))
-        handles.append(response.register_forward_hook(self._finish))
+        handles.append(response.register_forward_hook(self._leave))
+        handles.append(projection.register_forward_pre_hook(self._finish))
         for handle in handles:
             hooks.callback(handle.remove)
 
@@ -136,16 +147,28 @@ class _Observer:
     def _keep_response(self, module: nn.Module, inputs: tuple[Tensor]) -> None:
         self.seen["before"] = inputs[0].clone()  # many hooks edit in place
 
-    def _finish(self, module: nn.Module, inputs: Any, output: Float[Tensor, "batch n heads_d_v"]) -> Tensor | None:
+    def _leave(self, module: nn.Module, inputs: Any, output: Float[Tensor, "batch n heads_d_v"]) -> Tensor:
+        # where the registry was called it has been put there already
+        left = output if self.put is None or self.layer in self.from_registry else self.put(self.layer, output)
+        hooked = len(original(self.attention.o)._forward_pre_hooks) > 1  # hooks before ours may change it where it lies
+        self.seen["response"] = left.clone() if hooked else left
+        return left
+
+    def _finish(self, module: nn.Module, inputs: tuple[Float[Tensor, "batch n heads_d_v"]]) -> Tensor | None:
         seen, self.seen = self.seen, {}
+        if "response" not in seen:  # the projection alone is run
+            return None
+        left, received = seen["response"], inputs[0]
         call = self.from_registry.pop(self.layer, None)
-        call = self._call(seen, output) if call is None else replace(call, response=output)
+        call = self._call(seen, received) if call is None else replace(call, response=received)
         if "scores" in seen:
             require_scores(call, seen["rows"], seen["scores"], type(self.attention).__name__)
         if "before" in seen:
-            changed = (seen["before"] != output).flatten(0, 1).unflatten(-1, (call.queries.shape[1], -1))
+            changed = (seen["before"] != left).flatten(0, 1).unflatten(-1, (call.queries.shape[1], -1))
             call = replace(call, replaced=tuple(changed.any(-1).any(0).nonzero().flatten().tolist()))
-        return self.on_layer(replace(call, projection=original(self.attention.o)))
+        if left is not received and call.attended is None:
+            call = replace(call, attended=left)
+        return self.on_layer(replace(call, projection=module))
 
     def _call(self, seen: dict[str, Any], response: Tensor) -> AttentionCall:
         at, inner = self.attention, original(self.attention)

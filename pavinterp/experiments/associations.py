@@ -19,9 +19,9 @@ from pavinterp.manifest import describe_experiment
 from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.progress import Progress, progress_to
-from pavinterp.run import check_arguments, choose_layers, merge, stimuli_for
+from pavinterp.run import check_arguments, choose_layers, merge, shapes_of, stimuli_for
 from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import inspect, require_gates_known, require_known, sweep
+from pavinterp.sweep import inspect, require_known, sweep
 
 CONTEXT, SEQUENCES = 256, 16
 COLUMNS = ("effective_load", "interference_load", "top_strength", *(column.name for column in Rivals.columns))
@@ -93,7 +93,7 @@ def needed_associations(
     with shown as stage, untouched(handle.model):
         shapes = inspect(handle)
         chosen = choose_layers(shapes, layers)
-        require_known(handle, shapes, chosen)
+        require_known(handle, {info.layer: info.between for info in shapes_of(shapes, chosen)})
         if not isinstance(corpus, Stimuli):
             context = min(CONTEXT, handle.max_context or CONTEXT) if context is None else context
             sequences = SEQUENCES if sequences is None else sequences
@@ -105,7 +105,7 @@ def needed_associations(
         measures: list[Any] = [Load(), Rivals()]
         records, residuals = [], dict[int, list[float]]()
         for part in sweep(handle, text, measures, tests=None, layers={layer for layer, _ in every}, batch=1, seed=seed):
-            require_gates_known(part, shapes)  # and the certificate: before hours of cutting
+            require_known(handle, part.between)  # and the certificate: before hours of cutting
             merge(residuals, part.residuals)
             certificate.require(residuals, handle.dtype, handle.architecture)
             records.append(part.records)

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pavinterp.capture.call import AttentionCall, output_weight, trials, working_dtype, write_factor
+from pavinterp.capture.call import AttentionCall, trials, working_dtype
+from pavinterp.capture.output_projection import output_weight, write_factor
 from pavinterp.capture.paths import capture_for, forward
 from pavinterp.errors import UserError
 from pavinterp.experiments.interventions import logits, with_heads

@@ -20,9 +20,9 @@ from pavinterp.experiments.cross_fitting import Judged, cross_fit, halves
 from pavinterp.manifest import describe_experiment
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.progress import progress_to
-from pavinterp.run import BATCH_TOKENS, Progress, check_arguments, choose_layers, merge, stimuli_for
+from pavinterp.run import BATCH_TOKENS, Progress, check_arguments, choose_layers, merge, shapes_of, stimuli_for
 from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import inspect, require_gates_known, require_known, sweep
+from pavinterp.sweep import inspect, require_known, sweep
 from pavinterp.tables import DRAWS, FEWEST_CLUSTERS, LEVEL, clusters_of, interval_words
 from pavinterp.theory.rules import RULES
 
@@ -165,7 +165,7 @@ def explain(
     with shown as stage, untouched(handle.model):
         shapes = inspect(handle)
         chosen = choose_layers(shapes, layers)
-        require_known(handle, shapes, chosen)
+        require_known(handle, {info.layer: info.between for info in shapes_of(shapes, chosen)})
         if not isinstance(corpus, Stimuli):
             context = min(CONTEXT, handle.max_context or CONTEXT) if context is None else context
             sequences = SEQUENCES if sequences is None else sequences
@@ -184,7 +184,7 @@ def explain(
             dtype=torch.float64,
         ):
             merge(residuals, part.residuals)
-            require_gates_known(part, shapes)
+            require_known(handle, part.between)
             certificate.require(residuals, handle.dtype, handle.architecture)
             frames.append(part.records)
             done += len(part.sequences)

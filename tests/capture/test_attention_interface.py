@@ -10,7 +10,8 @@ from tiny import gemma3, gpt2, llama
 
 from pavinterp.capture import attention_interface, certificate
 from pavinterp.capture.attention_interface import capture
-from pavinterp.capture.call import output_weight, trials, write_factor
+from pavinterp.capture.call import trials
+from pavinterp.capture.output_projection import output_weight, write_factor
 from pavinterp.errors import UserError
 
 FAMILIES = {"gpt2": gpt2, "llama": llama, "gemma3": gemma3}

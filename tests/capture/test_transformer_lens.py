@@ -16,7 +16,8 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 
 import pavinterp as pi
 from pavinterp.capture import bridge_attention, certificate, transformer_lens
-from pavinterp.capture.call import output_weight, trials, write_factor
+from pavinterp.capture.call import trials
+from pavinterp.capture.output_projection import output_weight, write_factor
 from pavinterp.capture.paths import capture_for, forward, on_path
 from pavinterp.errors import UserError
 from pavinterp.models import ModelHandle

@@ -13,7 +13,8 @@ from test_run import stimuli
 
 import pavinterp as pi
 from pavinterp.capture import certificate
-from pavinterp.capture.call import output_weight, trials, write_factor
+from pavinterp.capture.call import trials
+from pavinterp.capture.output_projection import output_weight, write_factor
 from pavinterp.capture.paths import capture_for, forward, on_path, path_of
 from pavinterp.measures import all_measures
 from pavinterp.models import untouched

@@ -14,7 +14,7 @@ import torch
 from formats import assert_measured_like, assert_same_records, build, measured, package
 
 import pavinterp as pi
-from pavinterp.capture.call import output_weight
+from pavinterp.capture.output_projection import output_weight
 from pavinterp.errors import UserError
 
 SAME, MERGED = 1e-5, 1e-4
@@ -75,6 +75,7 @@ REFUSED = {
     "PrefixTuningConfig": {"num_virtual_tokens": 4},
     "PromptTuningConfig": {"num_virtual_tokens": 4},
     "PromptEncoderConfig": {"num_virtual_tokens": 4, "encoder_hidden_size": 16},
+    "AdaptionPromptConfig": {"adapter_len": 4, "adapter_layers": 1},  # prompts behind the output projection
     "LoraConfig": {"alora_invocation_tokens": [5, 6]},
 }
 

@@ -15,7 +15,7 @@ import torch
 from formats import TOKENS, assert_same_records, build, logits, measured
 
 import pavinterp as pi
-from pavinterp.capture.call import output_weight
+from pavinterp.capture.output_projection import output_weight
 from pavinterp.capture.paths import capture_for, forward
 from pavinterp.models import untouched
 

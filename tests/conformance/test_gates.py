@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,8 @@ from architectures import build
 from test_architectures import DOCUMENTS, captured, handle_of, trials_of
 
 import pavinterp as pi
+from pavinterp.capture.output_projection import output_weight
+from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
 from pavinterp.sweep import inspect
 
@@ -87,9 +91,10 @@ def test_a_whole_layer_ablated_is_a_gate_of_zero():
         lambda x: x - x.flip(-1),
         lambda x: x + 1,
         lambda x: x.relu(),
+        lambda x: x + 0.01 * x.abs(),
         lambda x: torch.cat([x[..., 8:], x[..., :8]], dim=-1),
     ],
-    ids=["rms norm", "layer norm", "difference", "constant", "rectifier", "heads moved"],
+    ids=["rms norm", "layer norm", "difference", "constant", "rectifier", "a little of one", "heads moved"],
 )
 def test_anything_else_is_refused(change):
     model = build("llama")
@@ -102,16 +107,88 @@ def test_anything_else_is_refused(change):
     assert set(found.records["layer"]) == {0}
 
 
-def test_what_changes_responses_of_some_passes_only_is_refused():
-    """A hook that begins after the few tokens on which gates are told from other things."""
-    model = build("llama")
+def from_position_8(change):
+    """A hook that begins after the few tokens with which `inspect` looks at a model."""
 
     def late(module, inputs):
         changed = inputs[0].clone()
-        changed[:, 8:] = torch.nn.functional.rms_norm(changed[:, 8:], changed.shape[-1:])
+        changed[:, 8:] = change(changed[:, 8:])
         return (changed,)
 
-    model.model.layers[1].self_attn.o_proj.register_forward_pre_hook(late)
-    with pytest.raises(UserError, match=r"layers \[1\]: something .* did not on a few random tokens"):
+    return late
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])  # one without a gate, one with gates in layers 1 and 3
+def test_what_changes_later_positions_only_is_tested_there(name):
+    model = build(name)
+    projection = model.model.layers[1].self_attn.o_proj
+    hook = projection.register_forward_pre_hook(
+        from_position_8(lambda x: torch.nn.functional.rms_norm(x, x.shape[-1:]))
+    )
+    with pytest.raises(UserError, match="layer 1: between the attention and its output projection"):
         measured(model)
-    assert set(pi.measure(pi.load(model), DOCUMENTS, context=20, layers=[0], progress=False).records["layer"]) == {0}
+    found = pi.verify(model, length=32)
+    assert not found["passed"]
+    assert {row["layer"]: row["residual"] for row in found["layers"]}[1] == float("inf")
+    other = 0 if name == "llama" else 3
+    run = pi.measure(pi.load(model), DOCUMENTS, context=20, layers=[other], progress=False)
+    assert set(run.records["layer"]) == {other}
+    hook.remove()
+    projection.register_forward_pre_hook(from_position_8(lambda x: x * torch.linspace(-2, 3, x.shape[-1])))
+    run = measured(model)
+    assert run.layers[1].between == "gate"
+    assert run.manifest["certificate"]["largest"] <= 1e-5
+
+
+# by path: transformers' registry, the hooks of a bridge made for it (TransformerLens or Hugging Face's module computes)
+PROJECTIONS = {
+    "llama": lambda model: model.model.layers[1].self_attn.o_proj,
+    "gpt2": lambda model: model.transformer.h[1].attn.c_proj,
+    "bloom": lambda model: model.transformer.h[1].self_attention.dense,
+    "gpt_neo": lambda model: model.transformer.h[1].attn.attention.out_proj,
+    "mpt": lambda model: model.transformer.blocks[1].attn.out_proj,
+    "xglm": lambda model: model.model.layers[1].self_attn.out_proj,
+    "openai-gpt": lambda model: model.transformer.h[1].attn.c_proj,
+}
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["new tensor", "in place"])
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_hooks_on_the_projection_are_seen_on_every_path(name, in_place):
+    """Negative factors, and zero for head 2: the measured responses are the hooked model's."""
+    model = build(name)
+    factors = torch.linspace(-2, 3, 32).index_fill_(0, torch.arange(16, 24), 0.0)
+    change = (lambda x: x.mul_(factors)) if in_place else (lambda x: x * factors)
+    PROJECTIONS[name](model).register_forward_pre_hook(lambda module, inputs: (change(inputs[0]),))
+    handle = on_path(pi.load(model))
+    calls, written = captured(handle, TOKENS)
+    call = calls[1]
+    assert float(call.response[..., 16:24].abs().max()) == 0
+    w_o = output_weight(call.projection, 4, 8).flatten(0, 1)
+    steady = written[1] - call.response @ w_o  # a bias, at most
+    torch.testing.assert_close(steady, steady[:1, :1].expand_as(steady), rtol=0, atol=1e-5)
+    gate = trials_of(call, TOKENS, 1).gate.transpose(0, 1).flatten(1)
+    torch.testing.assert_close(gate, factors.expand_as(gate), rtol=1e-5, atol=1e-6)
+    run = measured(model)
+    assert [info.between for info in run.layers] == [None, "gate"]
+    assert run.records.query("layer == 1 and head == 2")["effective_load"].isna().all()
+    PROJECTIONS[name](model).register_forward_pre_hook(lambda module, inputs: (inputs[0].relu(),))
+    with pytest.raises(UserError, match="layer 1: between the attention and its output projection"):
+        measured(model)
+
+
+def test_a_gate_where_the_attention_puts_out_zero_is_zero():
+    """What it is there shows in nothing, and 0 / 0 would be NaN."""
+    call = captured(handle_of("llama"), TOKENS)[0][1]
+    attended = torch.tensor([0.0, -2.0, 4.0, 0.0])
+    call = replace(call, attended=attended, response=torch.tensor([0.0, 1.0, -8.0, 3.0]))
+    assert call.gate(...).tolist() == [0.0, -0.5, -2.0, 0.0]
+
+
+def test_tiles_of_a_gated_head_are_the_whole(monkeypatch):
+    one = trials_of(captured(handle_of("qwen3_next"), TOKENS)[0][1], TOKENS, 1)
+    monkeypatch.setattr("pavinterp.trials.TILE", 1)
+    tiles = list(one.tiles())
+    assert len(tiles) == one.kv_heads > 1
+    torch.testing.assert_close(torch.cat([tile.response for tile in tiles]), one.response)
+    torch.testing.assert_close(torch.cat([tile.us_norms for tile in tiles]), one.us_norms)

@@ -17,7 +17,7 @@ from reference import strengths
 
 import pavinterp as pi
 from pavinterp import cli
-from pavinterp.capture.call import write_factor
+from pavinterp.capture.output_projection import write_factor
 from pavinterp.errors import UserError
 from pavinterp.experiments.association_terms import GRIDS, Learned, SumsOfSquares, Variant, stretches, variants
 from pavinterp.experiments.cross_fitting import cross_fit, halves

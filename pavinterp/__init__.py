@@ -13,9 +13,11 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp import plots as plots
     from pavinterp.corpora import corpus as corpus
     from pavinterp.errors import UserError as UserError
+    from pavinterp.experiments import Capacity as Capacity
     from pavinterp.experiments import Explanation as Explanation
     from pavinterp.experiments import Needed as Needed
     from pavinterp.experiments import explain as explain
+    from pavinterp.experiments import memory_capacity as memory_capacity
     from pavinterp.experiments import needed_associations as needed_associations
     from pavinterp.models import load as load
     from pavinterp.run import Run as Run
@@ -26,6 +28,7 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.verification import verify as verify
 
 _HOME = {
+    "Capacity": "experiments",
     "Explanation": "experiments",
     "Needed": "experiments",
     "Run": "run",
@@ -35,6 +38,7 @@ _HOME = {
     "explain": "experiments",
     "load": "models",
     "measure": "run",
+    "memory_capacity": "experiments",
     "needed_associations": "experiments",
     "plots": "plots",
     "repeated_random_tokens": "stimuli",

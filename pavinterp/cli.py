@@ -307,6 +307,107 @@ def rules(
 
 
 @app.command()
+def capacity(
+    ctx: typer.Context,
+    model: Model,
+    corpus: CorpusOption = "demo",
+    text_field: TextField = "text",
+    max_documents: MaxDocuments = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=8, metavar="N", help="Tokens a sequence; if not given 256, or the model's positions if fewer."
+        ),
+    ] = None,
+    sequences: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Sequences to read; if not given 16, or all of the text if less."),
+    ] = None,
+    bos: Bos = "auto",
+    layers: Layers = None,
+    names: Annotated[
+        str | None, typer.Option("--rules", metavar="LIST", help="Rules, such as hebbian,softmax; all if not given.")
+    ] = None,
+    control: Annotated[
+        bool, typer.Option("--control/--no-control", help="Measure the same architecture with random weights too.")
+    ] = True,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="A first look: 8 sequences, and hebbian and softmax unless --rules says.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head and memory, all columns.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
+    batch: Batch = None,
+    capture: Capture = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    revision: Revision = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Count how many of its own associations a memory of each head holds.
+
+    Memories of 1, 2, 3, ... of the head's own pairs, by each learning rule and by its softmax, probed with stored CSs
+    and with the head's own test stimuli; beside the theorem, isotropic CSs and the same architecture with random
+    weights.
+    """
+    from pavinterp.output import check_file, write_file
+    from pavinterp.progress import progress_to
+
+    chosen_layers, chosen_rules = parse_layers(layers), parse_names(names)
+    file = None if csv is None else check_file(csv, overwrite)
+    if fast:
+        sequences = 8 if sequences is None else sequences
+        chosen_rules = ["hebbian", "softmax"] if chosen_rules is None else chosen_rules
+
+    import pavinterp as pi
+    from pavinterp import terminal
+    from pavinterp.experiments.rules import choose_rules
+
+    choose_rules(chosen_rules)
+    _quiet_libraries()
+    with progress_to(quiet=quiet) as progress:
+        with progress.stage(f"reading {corpus}"):
+            text = pi.corpus(corpus, text_field=text_field, max_documents=max_documents)
+        with progress.stage(f"loading {model}"):
+            handle = pi.load(
+                model,
+                revision=revision,
+                dtype=dtype,
+                device=device,
+                trust_remote_code=trust_remote_code,
+                tokenizer=tokenizer,
+            )
+        found = pi.memory_capacity(
+            handle,
+            text,
+            context=context,
+            sequences=sequences,
+            layers=chosen_layers,
+            rules=chosen_rules,
+            control=control,
+            seed=seed,
+            batch=batch,
+            bos=bos,
+            capture=capture,
+            progress=progress,
+            command=ctx.obj["command"],
+        )
+    if file is not None:
+        write_file(file, found.memories.to_csv())
+    if as_json:
+        terminal.print_json(
+            {**found.manifest, "heads": found.heads, "memories": found.memories, "curves": found.curves}
+        )
+    else:
+        terminal.print_capacity(found)
+
+
+@app.command()
 def needed(
     ctx: typer.Context,
     model: Model,

@@ -14,7 +14,7 @@ from pavinterp.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pavinterp.experiments import Explanation, Needed
+    from pavinterp.experiments import Capacity, Explanation, Needed
 
 SHOWN = ("effective_load", "capacity_worst", "capacity_average", "regime", "fidelity", "d_eff")  # fit in 80 columns
 TEXT_COLUMNS = ("regime",)  # sorted from a to z; every other column from the largest down
@@ -136,6 +136,41 @@ def print_explanation(found: Explanation, by: str) -> None:
         f"R^2 of the response beyond the mean US, gain fitted on one half of the text and judged on the other; best of "
         f"{compared} rules, {manifest['corpus']['sequences']} sequences of "
         f"{manifest['corpus']['context']} tokens. {manifest['intervals']}",
+        file=sys.stderr,
+    )
+
+
+def print_capacity(found: Capacity) -> None:
+    """Capacity of each head's memories: one line a head, the theorem first, then what was measured."""
+    shown = [
+        ("hebbian", "stored", "centred", "trained"),
+        ("hebbian", "stored", "isotropic", "trained"),
+        ("hebbian", "stored", "centred", "random"),
+        ("softmax", "stored", "centred", "trained"),
+        ("hebbian", "tests", "centred", "trained"),
+        ("softmax", "tests", "centred", "trained"),
+    ]
+    table: Any = found.memories.xs("euclidean", level="metric")
+    rows: dict[Any, Any] = table[["capacity", "capacity_lo", "capacity_hi"]].to_dict("index")
+    there = {key[2:] for key in rows}  # what comes after layer and head
+    shown = [(rule, probe, cs, weights) for rule, probe, cs, weights in shown if (probe, rule, cs, weights) in there]
+    titles = [" ".join(words).replace(" centred", "").replace(" trained", "") for words in shown]
+    print(f"{'layer':>5} {'head':>4} {'N_avg':>6} {'own':>6}" + "".join(f"{title:>26}" for title in titles))
+    for head in found.heads.reset_index().to_dict("records"):
+        cells = []
+        for rule, probe, cs, weights in shown:
+            value, low, high = rows[head["layer"], head["head"], probe, rule, cs, weights].values()
+            cells.append(number(value) + ("" if math.isnan(low) else f" [{number(low)}, {number(high)}]"))
+        bounds = [number(float(head[name])) for name in ("capacity_average", "own_capacity_average")]
+        print(
+            f"{head['layer']:>5} {head['head']:>4} {bounds[0]:>6} {bounds[1]:>6}"
+            + "".join(f"{cell:>26}" for cell in cells)
+        )
+    print(
+        "Associations at which the squared fidelity of memories of the head's own pairs falls to 1/2 (inf: not within "
+        "the context), probed with stored CSs or with the head's own tests; N_avg: the theorem for isotropic CSs; own: "
+        "for the spectrum of the head's CSs; isotropic: random CSs, the head's USs; random: the same architecture with "
+        f"random weights. {found.manifest['intervals']}",
         file=sys.stderr,
     )
 

@@ -1,0 +1,190 @@
+"""The experiment of capacity: how many of its own pairs each head's memory holds, beside theory and controls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import pandas as pd
+
+from pavinterp.capture import certificate
+from pavinterp.capture.paths import on_path
+from pavinterp.errors import UserError
+from pavinterp.experiments.capacities import COLUMNS, ratios, tables
+from pavinterp.experiments.needed import interval_note
+from pavinterp.experiments.own_memories import LOADS, Memory, Retrieval, memories
+from pavinterp.experiments.random_weights import untrained
+from pavinterp.experiments.rules import choose_rules
+from pavinterp.manifest import describe_experiment
+from pavinterp.measures import all_measures
+from pavinterp.models import ModelHandle, load, untouched
+from pavinterp.progress import Progress, progress_to
+from pavinterp.run import BATCH_TOKENS, check_arguments, choose_layers, merge, shapes_of, stimuli_for
+from pavinterp.stimuli import Stimuli
+from pavinterp.sweep import LayerInfo, inspect, require_known, sweep
+from pavinterp.tables import heads_table
+
+CONTEXT, SEQUENCES, SAMPLED = 256, 16, 32
+PREDICTIONS = ("d_eff", "d_eff_query", "coherence", "own_capacity_worst", "own_capacity_average")
+
+
+@dataclass(repr=False)
+class Capacity:
+    """What `memory_capacity` found.
+
+    Attributes:
+        memories: one row per head x probe x rule x cs x metric x weights: `capacity` and `error_free` (associations)
+            with intervals, `largest` load probed, `trained_over_random`.
+        heads: one row a head: d_k, isotropic `capacity_worst` and `capacity_average`, and its own CSs' `d_eff`,
+            `d_eff_query`, `coherence`, `own_capacity_worst`, `own_capacity_average` with intervals.
+        curves: one row per memory x load: squared fidelity `f2` with its interval.
+        manifest: how it came about.
+
+    `memories.attrs` carries "units" and "descriptions".
+    """
+
+    memories: pd.DataFrame
+    heads: pd.DataFrame
+    curves: pd.DataFrame
+    manifest: dict[str, Any]
+
+    def __repr__(self) -> str:
+        model, text = self.manifest["model"], self.manifest["corpus"]
+        return (
+            f"Capacity({model['name']}: {len(self.heads)} heads, {text['sequences']} sequences of "
+            f"{text['context']} tokens; .memories, .heads, .curves, .by_layer(), .manifest)"
+        )
+
+    def by_layer(self) -> pd.DataFrame:
+        """Median over a layer's heads of each memory's capacity (CSs centred, Euclidean)."""
+        mine = self.memories["capacity"].xs(("centred", "euclidean"), level=("cs", "metric"))
+        table = mine.groupby(["layer", "weights", "probe", "rule"]).median()
+        return table.unstack(["weights", "probe", "rule"])
+
+
+def memory_capacity(
+    model: ModelHandle | str | Any = "demo",
+    corpus: Any = "demo",
+    *,
+    context: int | None = None,
+    sequences: int | None = None,
+    layers: list[int] | None = None,
+    rules: Collection[str] | None = None,
+    control: bool = True,
+    seed: int = 0,
+    batch: int | None = None,
+    bos: str = "auto",
+    capture: str = "auto",
+    progress: Progress | Literal[False] | None = None,
+    command: str | None = None,
+) -> Capacity:
+    """How many associations a memory of each head's own pairs holds, by rule, beside theory and controls.
+
+    Memories of N = 1, 2, 3, ... pairs (k, u = v R) drawn from a context are probed in two ways, see
+    `own_memories.stored_probes` (with every stored CS, as the theorem has it) and `own_memories.test_probes` (with the
+    head's own test stimuli). Squared fidelity is that of theory section 2, with USs about their mean over the context.
+    The capacity is the N at which it has fallen to 1/2; beside it the largest N without any error, the same with
+    isotropic CSs of the same d_k and the head's own USs (the theorem's assumption on CSs alone), and the same
+    architecture with random weights on the same text: what training did to capacity. Theory for the CSs' spectrum
+    stands in `heads` (`own_capacity_average = 1 + d_eff`).
+
+    Args:
+        model, corpus, layers, seed, batch, bos, capture, progress, command: as for `pavinterp.measure`.
+        context: tokens a sequence; default 256, or the model's positions if fewer.
+        sequences: default 16, or as many as the text has.
+        rules: names of `pavinterp.theory.rules.RULES`; default all. covariance is hebbian here.
+        control: whether the same architecture with random weights is measured too.
+
+    Raises:
+        UserError: the model or text cannot be measured, or the control cannot be made.
+    """
+    started = time.monotonic()
+    if isinstance(layers, Iterable) and not isinstance(layers, str):
+        layers = list(layers)
+    check_arguments(None, layers, seed, batch, bos, progress)
+    seed = int(seed)
+    names = choose_rules(rules)
+    if names == ["covariance"]:
+        raise UserError("covariance is hebbian here, with CSs and USs about their means: ask for hebbian")
+    plain = model if isinstance(model, ModelHandle) else load(model)
+    handle, of = on_path(plain, capture), memories(names)
+    shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
+    with shown as stage, untouched(handle.model):
+        shapes = inspect(handle)
+        chosen = choose_layers(shapes, layers)
+        require_known(handle, {info.layer: info.between for info in shapes_of(shapes, chosen)})
+        if not isinstance(corpus, Stimuli):
+            context = min(CONTEXT, handle.max_context or CONTEXT) if context is None else context
+            sequences = SEQUENCES if sequences is None else sequences
+        stimuli = stimuli_for(handle, corpus, context, sequences, bos, seed)
+        loads = [n for n in LOADS if n <= max(len(tokens) for tokens in stimuli.tokens)]
+        read = partial(_records, of=of, loads=loads, layers=chosen, batch=batch, seed=seed, stage=stage)
+        residuals: dict[int, list[float]] = {}
+        records = read(handle, stimuli, residuals, "own memories")
+        table, curves, drawn = tables(records, of, loads, "trained", seed)
+        if control:
+            twin = on_path(untrained(plain, seed), capture)
+            with untouched(twin.model):
+                other = read(twin, stimuli, {}, "the same with random weights")
+            control_table, control_curves, control_drawn = tables(other, of, loads, "random", seed)
+            table = ratios(pd.concat([table, control_table]), drawn, control_drawn)
+            curves = pd.concat([curves, control_curves])
+    table = table.sort_index()
+    table.attrs = {
+        "units": {name: units for name, (units, _) in COLUMNS.items()},
+        "descriptions": {name: said for name, (_, said) in COLUMNS.items()},
+    }
+    arguments = {
+        "context": max(len(tokens) for tokens in stimuli.tokens),
+        "sequences": len(stimuli.tokens),
+        "layers": "all" if layers is None else sorted(layers),
+        "rules": names,
+        "control": control,
+        "seed": seed,
+        "bos": bos,
+        "capture": capture,
+    }
+    manifest = describe_experiment(handle, shapes, stimuli, arguments, residuals, interval_note(records), command)
+    manifest["wall_seconds"] = round(time.monotonic() - started, 1)
+    return Capacity(table, _predictions(records, shapes_of(shapes, chosen), seed), curves.sort_index(), manifest)
+
+
+def _records(
+    handle: ModelHandle,
+    stimuli: Stimuli,
+    residuals: dict[int, list[float]],
+    what: str,
+    *,
+    of: list[Memory],
+    loads: list[int],
+    layers: set[int] | None,
+    batch: int | None,
+    seed: int,
+    stage: Any,
+) -> pd.DataFrame:
+    """Retrieval and coherence of every sequence and head; certified."""
+    measures = [m for m in all_measures() if m.stimuli == "text"] + [Retrieval(of, loads)]
+    longest = max(len(tokens) for tokens in stimuli.tokens)
+    frames, done = [], 0
+    stage(what, 0, len(stimuli.tokens))
+    size = batch or max(1, BATCH_TOKENS // longest)
+    for part in sweep(handle, stimuli, measures, tests=SAMPLED, layers=layers, batch=size, seed=seed):
+        merge(residuals, part.residuals)
+        require_known(handle, part.between)
+        certificate.require(residuals, handle.dtype, handle.architecture)
+        frames.append(part.records)
+        done += len(part.sequences)
+        stage(what, done, len(stimuli.tokens))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _predictions(records: pd.DataFrame, shapes: list[LayerInfo], seed: int) -> pd.DataFrame:
+    """What theory says of each head's CSs."""
+    table = heads_table(records, shapes, seed)
+    wanted = ["d_k", "d_v", "window", "capacity_worst", "capacity_average"]
+    wanted += [name + end for name in PREDICTIONS for end in ("", "_lo", "_hi")]
+    return table[[name for name in wanted if name in table.columns]]

@@ -58,7 +58,8 @@ Capture = Annotated[
     str,
     typer.Option(
         metavar="auto|attention_interface|transformer_lens",
-        help="How attention is captured; transformer_lens is a second witness of the same numbers.",
+        help="How attention is captured; auto takes what the model needs (transformers' registry, a TransformerBridge, "
+        "or hooks on its modules), transformer_lens is a second witness of the same numbers.",
     ),
 ]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto (CUDA, else MPS, else CPU), cpu, cuda, cuda:1, mps.")]

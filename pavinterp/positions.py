@@ -41,7 +41,9 @@ def position_scheme(handle: ModelHandle, plain: ModelHandle) -> str:
     here, later, wider = (_states(plain, tokens, all_seen, p) for p in (at + 1, at + 1 + PADS, 2 * at + 1))
     if _change(here, later) > limit:
         return "absolute (learned or sinusoidal)"
-    return "relative (rotary)" if _change(here, wider) > limit else "none"
+    if _change(here, wider) > limit:
+        return "relative (rotary)"
+    return "none" if plain.dtype.itemsize >= 4 else "not told (none, or too little to see in 16 bits)"
 
 
 def padding_change(plain: ModelHandle, tokens: Tensor) -> dict[str, float]:

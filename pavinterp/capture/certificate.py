@@ -80,7 +80,7 @@ def require(residuals: dict[int, list[float]], dtype: torch.dtype, architecture:
         raise UserError(
             f"certificate failed: {architecture} layer {layer} head {head}: the response rebuilt from the captured "
             f"tensors differs from the model's by {r:.1e} (tolerance {tolerance(dtype):.0e}), as it would with "
-            "a norm between the attention and its output projection"
+            "a norm, or a hook that changes it, between the attention and its output projection"
             + ("" if dtype.itemsize >= 4 else ", or where a kernel rounds large scores (measure in float32 to tell)")
             + "; nothing was reported"
         )

@@ -123,8 +123,9 @@ def stored_probes(trials: Trials, memory: Memory, loads: Sequence[int]) -> list[
     """By load N, the fidelity with which each of N stored CSs retrieves its US.
 
     CSs have unit length, as in the theorem; only `softmax` and `feature_map`, for which lengths matter, get the head's
-    own, and test stimuli that point at the stored CS and have the root mean square length of the head's own. USs are those of the residual stream,
-    about their mean over the context: what all responses have in common retrieves nothing.
+    own, and test stimuli that point at the stored CS and have the root mean square length of the head's own (its
+    soft-cap, biases and sinks are left out). USs are those of the residual stream, about their mean over the context:
+    what all responses have in common retrieves nothing.
     """
     generator = trials.generator()
     pool = torch.arange(trials.memory_start, trials.keys.shape[1])

@@ -29,7 +29,7 @@ TransformerBridge of TransformerLens. Where two are named the first is the defau
 NOT = """
 ## Known not to be measured
 
-Refused in one line, never measured wrongly:
+Refused in one line:
 
 | `model_type` | why |
 |---|---|

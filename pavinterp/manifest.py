@@ -148,6 +148,12 @@ def notes_on(
     missing = without_attention(handle, shapes)
     if handle.bridge is not None and (hooked := hooked_points(handle.bridge)):
         notes.append(f"The TransformerBridge was measured with the hooks that were on it: {', '.join(hooked)}.")
+    outermost = handle.model if handle.bridge is None else None
+    if outermost is not None and (outermost._forward_hooks or outermost._forward_pre_hooks):
+        notes.append(
+            f"Hooks on {type(outermost).__name__} itself did not run: attention is measured in the model below the "
+            "language-model head."
+        )
     if missing:
         notes.append(f"Layers {missing} have no attention that could be captured; they are not in the tables.")
     text = records[records["stimuli"] == "text"]

@@ -45,6 +45,7 @@ class ModelHandle:
     revision: str  # commit of a hub id; "sha256:..." of the weight file(s) or, for a live model, see `fingerprint`
     bridge: Any | None = field(default=None, repr=False)  # the TransformerBridge handed in, else None
     words: tuple[str, ...] | None = field(default=None, repr=False)  # of the command line that loads it, if one can
+    witness: PreTrainedModel | None = field(default=None, repr=False)  # where it has hooks: the bridge is of a copy
 
     @property
     def device(self) -> torch.device:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pavinterp.capture import certificate
 from pavinterp.capture.call import AttentionCall, trials, working_dtype
-from pavinterp.capture.gate import UNKNOWN, between
+from pavinterp.capture.gate import UNKNOWN, between, seen_gate
 from pavinterp.capture.output_projection import output_weight, require_linear, write_factor
-from pavinterp.capture.paths import capture_for, few_tokens, forward, path_of
+from pavinterp.capture.paths import capture_for, few_tokens, forward, path_of, require_witness
 from pavinterp.errors import UserError
 from pavinterp.measures import Column, Measure
 from pavinterp.measures.coherence import spectrum
@@ -74,13 +74,13 @@ def inspect(handle: ModelHandle) -> list[LayerInfo]:
         UserError: no attention goes through the registry, or a layer sees later positions.
     """
     found: dict[int, LayerInfo] = {}
-    gated: set[int] = set()
+    gates: dict[int, tuple[Tensor, Tensor]] = {}
     sees_future: list[int] = []
 
     def on_layer(call: AttentionCall) -> None:
         heads, kv_heads = call.queries.shape[1], call.keys.shape[1]
         if call.gated:
-            gated.add(call.layer)
+            gates[call.layer] = seen_gate(call, torch.arange(call.response.shape[1], device=call.response.device))
         found[call.layer] = LayerInfo(
             layer=call.layer,
             heads=heads,
@@ -110,7 +110,7 @@ def inspect(handle: ModelHandle) -> list[LayerInfo]:
         raise UserError(
             f"{handle.architecture}: layer {sees_future[0]} attends to later positions; pavinterp measures decoders"
         )
-    changed = between(handle, few_tokens(handle), gated) if gated else {}
+    changed = between(handle, few_tokens(handle), gates) if gates else {}
     return [replace(found[layer], between=changed.get(layer)) for layer in sorted(found)]
 
 
@@ -159,7 +159,8 @@ class _Rows:
     residuals: list[Tensor] = field(default_factory=list)  # [heads]
     tests: list[tuple[int, int, np.ndarray, np.ndarray, Tensor]] = field(default_factory=list)
     spectra: list[tuple[int, int, Tensor]] = field(default_factory=list)
-    gated: set[int] = field(default_factory=set)  # layers
+    gates: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # by layer, of the first sequence
+    hooked: set[int] = field(default_factory=set)  # layers with hooks of the user's before the output projection
     checked: int = 0  # rows the certificate compared
 
 
@@ -197,7 +198,6 @@ def sweep(
     columns = [column for measure in measures for column in measure.columns]
     factors: dict[int, Float[Tensor, "heads d_v d_w"]] = {}
     tested: dict[int, str] = {}  # layers with something between, and what
-    longest = max(stimuli.tokens, key=len)
     expected: set[int] | None = None  # layers of the first pass: every other has the same
     for indices in batches(stimuli, batch):
         sampled = [
@@ -222,7 +222,9 @@ def sweep(
                 )
             seen.add(call.layer)
             if call.gated:
-                rows.gated.add(call.layer)
+                rows.gates[call.layer] = seen_gate(call, torch.from_numpy(sampled[0][0]).to(tokens.device))
+            if call.hooked:
+                rows.hooked.add(call.layer)
             if call.layer not in factors:
                 dtype = working_dtype(call)
                 weight = output_weight(call.projection, heads, d_v)
@@ -245,7 +247,8 @@ def sweep(
                 _keep(one, columns, numbers, i, rows, keep_tests=i < keep)
 
         with capture_for(handle, on_layer, layers):
-            forward(handle, tokens)
+            states = forward(handle, tokens)
+        require_witness(handle, tokens, states)
         expected = seen if expected is None else expected
         if not seen:
             raise UserError(f"{handle.architecture}: no attention layer was captured by the path {path_of(handle)}")
@@ -254,13 +257,12 @@ def sweep(
                 f"layers {sorted(expected ^ seen)} were captured in some forward passes and not in others: has another "
                 "thread changed the model's attention implementation?"
             )
-        if new := rows.gated - tested.keys():
-            for sequence in (longest, stimuli.tokens[indices[0]]):  # a hook may act on some positions, or passes, only
-                row = torch.from_numpy(sequence)[None].long().to(handle.device)
-                for layer, what in between(handle, row, new).items():
-                    tested[layer] = UNKNOWN if UNKNOWN in (what, tested.get(layer)) else what
+        # the model's own gates are tested once; what hooks do may change from batch to batch
+        if new := {layer: gate for layer, gate in rows.gates.items() if layer in rows.hooked or layer not in tested}:
+            for layer, what in between(handle, tokens, new).items():
+                tested[layer] = UNKNOWN if UNKNOWN in (what, tested.get(layer)) else what
         part = _read(rows, indices, stimuli, columns, dtype)
-        yield replace(part, between={layer: tested[layer] for layer in sorted(rows.gated)})
+        yield replace(part, between={layer: tested[layer] for layer in sorted(rows.gates)})
 
 
 def _numbers(

@@ -140,6 +140,7 @@ def _remember(
     hooked = len(projection._forward_pre_hooks) > (id(module) in session.hooked)
     session.pending[id(module)] = {
         "layer": int(layer),
+        "hooked": hooked,
         "attended": output[0].clone() if hooked else output[0],
         "queries": query,
         "keys": key,

@@ -29,6 +29,7 @@ class AttentionCall:
         attended: what the attention put out, where the model goes on with something made of it; None where it goes on
             with the attention's output itself.
         chunked: whether those are the ones of its own chunk (of `window` positions, counted from the first).
+        hooked: whether hooks of the user's stand before the output projection: what they do may differ between passes.
         response: what the output projection received: the attention output the model went on with.
         projection: the output projection module (`W_O`).
         pattern: the strengths that the model went on with, where hooks on a bridge may have edited them; else None.
@@ -51,6 +52,7 @@ class AttentionCall:
     replaced: tuple[int, ...] = ()
     chunked: bool = False
     attended: Float[Tensor, "batch n heads_d_v"] | None = None
+    hooked: bool = False
 
     @cached_property
     def gated(self) -> bool:

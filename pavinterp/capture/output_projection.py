@@ -10,14 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pavinterp.capture import certificate
 from pavinterp.capture.call import AttentionCall
 from pavinterp.errors import UserError
 from pavinterp.exits import one_line
 
 SMALLEST, LARGEST = 1e-12, 1e12  # of the largest weight, for float32 to hold squares of writes
 
-# Largest relative difference between what the module puts out and `response @ W_O`: activations that are quantised to
-# 8 bits give up to 3e-2, a norm, a clamp or an activation function inside the module 0.1 to 1.
+# Largest relative difference between what a module whose matrix is read off puts out and `response @ W_O`: activations
+# that are quantised to 8 bits give up to 3e-2, a norm, a clamp or an activation function inside the module 0.1 to 1.
 LINEAR = 5e-2
 LINEAR_ROWS = 64
 
@@ -29,13 +30,8 @@ def output_weight(projection: nn.Module, heads: int, d_v: int) -> Float[Tensor, 
         UserError: the projection does not take `heads * d_v` features.
     """
     with weights_here(projection):
-        weight: Any = getattr(projection, "weight", None)
-        plain = type(weight) is nn.Parameter and weight.is_floating_point() and not weight.is_meta
-        if type(projection) is nn.Linear and plain:
-            block = weight.detach().T
-        elif type(projection).__name__ == "Conv1D" and plain:
-            block = weight.detach()
-        else:
+        block = _weight(projection)
+        if block is None:
             block = _read_off(projection, heads * d_v)
     if block.shape[0] != heads * d_v:
         kind = type(projection).__name__
@@ -44,6 +40,16 @@ def output_weight(projection: nn.Module, heads: int, d_v: int) -> Float[Tensor, 
             f"x {d_v}): something between them is not captured; this architecture cannot be measured"
         )
     return block.reshape(heads, d_v, -1)
+
+
+def _weight(projection: nn.Module) -> Float[Tensor, "features width"] | None:
+    """The matrix of a plain layer, as it stands there; None for any other module."""
+    weight: Any = getattr(projection, "weight", None)
+    if type(weight) is not nn.Parameter or not weight.is_floating_point() or weight.is_meta:
+        return None
+    if type(projection) is nn.Linear:
+        return weight.detach().T
+    return weight.detach() if type(projection).__name__ == "Conv1D" else None
 
 
 @contextmanager
@@ -61,7 +67,7 @@ def weights_here(module: nn.Module) -> Iterator[None]:
 def require_linear(call: AttentionCall, weight: Float[Tensor, "heads d_v width"]) -> None:
     """Stop where the module makes something else of the response than `response @ W_O` and a constant.
 
-    Looked at on rows of the first sequence. Hooks on the module itself are left out: what comes before it is in the
+    Looked at on rows of every sequence. Hooks on the module itself are left out: what comes before it is in the
     response, what comes after it is no part of `W_O`.
 
     Raises:
@@ -69,12 +75,13 @@ def require_linear(call: AttentionCall, weight: Float[Tensor, "heads d_v width"]
     """
     n = call.response.shape[1]
     rows = torch.linspace(0, n - 1, min(n, LINEAR_ROWS), device=call.response.device).long()
-    entering = call.response[:1, rows]
+    entering = call.response[:, rows]
+    limit = certificate.tolerance(call.response.dtype) if _weight(call.projection) is not None else LINEAR
     with torch.no_grad(), weights_here(call.projection), _without_biases(call.projection):
         applied = call.projection.forward(entering) - call.projection.forward(torch.zeros_like(entering))
     expected = entering.float() @ weight.flatten(0, 1).float()
     off, size = (applied.float() - expected).norm(), expected.norm()
-    if torch.isfinite(applied).all() and not off <= LINEAR * size:  # of what is not finite the certificate speaks
+    if torch.isfinite(applied).all() and not off <= limit * size:  # of what is not finite the certificate speaks
         raise UserError(
             f"layer {call.layer}: the output projection ({type(call.projection).__name__}) is not linear (it differs "
             f"from its own matrix by {float(off / size):.0e}), so what one association writes is not defined; nothing "

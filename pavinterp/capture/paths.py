@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from pavinterp.capture import attention_interface, falcon, gpt_neox_japanese, transformer_lens
 from pavinterp.capture.call import AttentionCall, OnLayer
@@ -67,7 +67,38 @@ def on_path(handle: ModelHandle, capture: str = "auto") -> ModelHandle:
         if capture == "auto":
             raise UserError(f"{handle.architecture} cannot be measured: {fault}, and {error}") from error
         raise UserError(f"{error}: leave --capture out") from error
-    return replace(handle, model=bridge.original_model, bridge=bridge)
+    witness = handle.model if _has_hooks(handle.model) else None
+    return replace(handle, model=bridge.original_model, bridge=bridge, witness=witness)
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def require_witness(handle: ModelHandle, tokens: Tensor, states: Float[Tensor, "batch n width"]) -> None:
+    """Stop where a bridge passed by hooks of the user's that the model it was made around has.
+
+    A bridge computes some modules itself, and the hooks on those do nothing in it.
+
+    Args:
+        handle: as it is captured; without a witness nothing is compared.
+        tokens: what was read.
+        states: final hidden states of the bridge.
+
+    Raises:
+        UserError: the model's own final hidden states differ.
+    """
+    if handle.witness is None:
+        return
+    with untouched(handle.witness), torch.no_grad():
+        own = base_model(handle.witness)(input_ids=tokens, use_cache=False)[0].float()
+    difference = float((own - states.float()).norm() / own.norm())
+    if not difference <= (SAME_MODEL if handle.dtype.itemsize >= 4 else SAME_MODEL_16_BIT):
+        raise UserError(
+            f"{handle.architecture} carries hooks that do nothing in the TransformerBridge that it is measured in "
+            f"(final hidden states differ by {difference:.1e}): take them off, or put them on a bridge of your own and "
+            "give that"
+        )
 
 
 def why_not_registry(handle: ModelHandle) -> str | None:

@@ -151,7 +151,7 @@ class _Observer:
         # where the registry was called it has been put there already
         left = output if self.put is None or self.layer in self.from_registry else self.put(self.layer, output)
         hooked = len(original(self.attention.o)._forward_pre_hooks) > 1  # hooks before ours may change it where it lies
-        self.seen["response"] = left.clone() if hooked else left
+        self.seen |= {"response": left.clone() if hooked else left, "hooked": hooked}
         return left
 
     def _finish(self, module: nn.Module, inputs: tuple[Float[Tensor, "batch n heads_d_v"]]) -> Tensor | None:
@@ -168,7 +168,7 @@ class _Observer:
             call = replace(call, replaced=tuple(changed.any(-1).any(0).nonzero().flatten().tolist()))
         if left is not received and call.attended is None:
             call = replace(call, attended=left)
-        return self.on_layer(replace(call, projection=module))
+        return self.on_layer(replace(call, projection=module, hooked=seen["hooked"]))
 
     def _call(self, seen: dict[str, Any], response: Tensor) -> AttentionCall:
         at, inner = self.attention, original(self.attention)

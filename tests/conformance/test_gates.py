@@ -192,3 +192,37 @@ def test_tiles_of_a_gated_head_are_the_whole(monkeypatch):
     assert len(tiles) == one.kv_heads > 1
     torch.testing.assert_close(torch.cat([tile.response for tile in tiles]), one.response)
     torch.testing.assert_close(torch.cat([tile.us_norms for tile in tiles]), one.us_norms)
+
+
+CONDITIONAL = {
+    "in large batches": lambda x: x.relu() if len(x) > 2 else x,
+    "of some content": lambda x: torch.where((x.abs().amax((1, 2), keepdim=True) > 0.5), x.relu(), x),
+    "over the whole batch": lambda x: x / x.norm(),
+    "over the batch at each position": lambda x: x / x.norm(dim=(0, 2), keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.parametrize("change", CONDITIONAL)
+def test_what_happens_in_some_batches_only_is_not_taken_for_a_gate(change, name):
+    model = build(name)
+    projection = model.model.layers[1].self_attn.o_proj
+    projection.register_forward_pre_hook(lambda module, inputs: (CONDITIONAL[change](inputs[0]),))
+    with pytest.raises(UserError, match="layer 1: between the attention and its output projection"):
+        pi.measure(pi.load(model), DOCUMENTS, context=20, batch=4, tests=None, examples=False, progress=False)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_hooks_that_a_bridge_passes_by_are_refused(late):
+    """BLOOM's fused projection is computed by the bridge itself: a hook on it would do nothing."""
+    model = build("bloom")
+
+    def change(module, inputs, output):
+        changed = output.clone()
+        changed[:, 40 if late else 0 :] = 0
+        return changed
+
+    model.transformer.h[1].self_attention.query_key_value.register_forward_hook(change)
+    documents = [np.random.default_rng(i).integers(3, 100, 48) for i in range(2)]
+    with pytest.raises(UserError, match=r"computes something else|hooks that do nothing in the TransformerBridge"):
+        pi.measure(pi.load(model), documents, context=48, examples=False, progress=False)

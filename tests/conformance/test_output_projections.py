@@ -66,6 +66,28 @@ def test_a_plain_layer_whose_forward_was_replaced_is_refused():
         measured(model)
 
 
+def test_a_plain_layer_that_is_a_little_more_than_its_weight_is_refused():
+    """One weak head ablated inside `forward`, or 4 % on everything: no rounding explains it."""
+    without_head_1 = torch.ones(32).index_fill_(0, torch.arange(8, 16), 0.0)
+    for change in (lambda x: 1.04 * x, lambda x: x * without_head_1):
+        model = build("llama")
+        projection = model.model.layers[1].self_attn.o_proj
+        with torch.no_grad():
+            projection.weight[:, 8:16] *= 0.02
+        projection.forward = lambda x, p=projection, c=change: torch.nn.functional.linear(c(x), p.weight)
+        with pytest.raises(UserError, match=r"the output projection \(Linear\) is not linear"):
+            measured(model)
+
+
+def test_a_layer_that_is_another_in_larger_batches_is_refused():
+    class Moody(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x.tanh() if len(x) > 1 else x)
+
+    with pytest.raises(UserError, match=r"the output projection \(Moody\) is not linear"):
+        measured(with_projection(Moody))
+
+
 def test_the_matrix_is_what_the_module_does():
     plain = response_norms(build("llama"))
     assert response_norms(with_projection(Halved)) == pytest.approx(plain / 2, rel=1e-5)

@@ -17,7 +17,7 @@ FILES = {
     *("manifest.json", "heads.csv", "heads.parquet", "records.parquet", "tests.parquet", "spectra.parquet"),
     *("examples.json", "index.html", ".DS_Store", "Thumbs.db", "desktop.ini"),
 }
-FOLDERS = {"heads": ".html", "figures": ".svg"}
+FOLDERS = {"heads": (".html",), "figures": (".svg",), "experiments": (".parquet", ".csv", ".json")}
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from pavinterp.corpora import Corpus
 from pavinterp.corpora import corpus as read_corpus
 from pavinterp.errors import UserError
 from pavinterp.examples import examples as find_examples
+from pavinterp.experiment import Experiment, with_numbers
 from pavinterp.manifest import describe_run
 from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
@@ -58,12 +59,14 @@ class Run:
         layers: shape of each measured layer.
         details: what head pages show beside the heads table.
         manifest: how the run came about; enough to make it again.
+        experiments: by name, those that were added to it.
     """
 
     records: pd.DataFrame
     layers: list[LayerInfo]
     details: store.Details
     manifest: dict[str, Any]
+    experiments: dict[str, Experiment] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         model, text = self.manifest["model"], self.manifest["corpus"]
@@ -73,8 +76,27 @@ class Run:
         )
 
     def heads(self) -> pd.DataFrame:
-        """One row per layer x head with 95 % intervals (see `pavinterp.tables.heads_table`)."""
-        return heads_table(self.records, self.layers, self.manifest["seed"])
+        """One row per layer x head with 95 % intervals (see `pavinterp.tables.heads_table`); experiments' beside."""
+        return with_numbers(heads_table(self.records, self.layers, self.manifest["seed"]), self.experiments)
+
+    def add(self, found: Any) -> Run:
+        """Put what an experiment found beside the run: in its heads table, its folder and its pages. Returns the run.
+
+        Args:
+            found: what `pavinterp.explain`, `memory_capacity` or `needed_associations` returned for the same model.
+
+        Raises:
+            UserError: it was found on another model.
+        """
+        experiment: Experiment = found.experiment()
+        mine, other = self.manifest["model"], experiment.manifest["model"]
+        if (mine["revision"], mine["dtype"]) != (other["revision"], other["dtype"]):
+            raise UserError(
+                f"{experiment.name} was found on {other['name']} ({other['revision']:.24}, {other['dtype']}), the run "
+                f"is of {mine['name']} ({mine['revision']:.24}, {mine['dtype']}): add what is of one model"
+            )
+        self.experiments[experiment.name] = experiment
+        return self
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write records, tables and manifest, without pages, to a new folder; whole or not at all.
@@ -83,7 +105,7 @@ class Run:
             UserError: the folder exists (and `overwrite` is False, or it is not a run), or cannot be written.
         """
         with new_folder(Path(path), overwrite) as folder:
-            store.write(folder, self.records, self.heads(), self.details, self.manifest)
+            store.write(folder, self.records, self.heads(), self.details, self.manifest, self.experiments)
         return Path(path)
 
     def report(self, path: str | Path, *, overwrite: bool = False, pages: Collection[int] | None = None) -> Path:
@@ -100,7 +122,7 @@ class Run:
         if unknown:
             raise UserError(f"pages for layers {sorted(unknown)}: those layers were not measured; choose among them")
         with new_folder(Path(path), overwrite) as folder:
-            store.write(folder, self.records, self.heads(), self.details, self.manifest)
+            store.write(folder, self.records, self.heads(), self.details, self.manifest, self.experiments)
             write_pages(self, folder, pages)
         return Path(path) / "index.html"
 
@@ -111,12 +133,12 @@ class Run:
         Raises:
             UserError: not a run folder, or its records were left out.
         """
-        records, details, manifest = store.read(Path(path))
+        records, details, manifest, experiments = store.read(Path(path))
         try:
             layers = [LayerInfo(**row) for row in manifest["layers"]]
         except TypeError as error:
             raise UserError(f"{path}/manifest.json cannot be read (layers: {error}); measure again") from error
-        return cls(records, layers, details, manifest)
+        return cls(records, layers, details, manifest, experiments)
 
 
 def measure(

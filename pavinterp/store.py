@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pavinterp.errors import UserError
+from pavinterp.experiment import Experiment
 
 
 @dataclass
@@ -27,7 +28,14 @@ class Details:
     examples: list[dict[str, Any]] = field(default_factory=list)
 
 
-def write(folder: Path, records: pd.DataFrame, heads: pd.DataFrame, details: Details, manifest: dict[str, Any]) -> None:
+def write(
+    folder: Path,
+    records: pd.DataFrame,
+    heads: pd.DataFrame,
+    details: Details,
+    manifest: dict[str, Any],
+    experiments: dict[str, Experiment],
+) -> None:
     """Write every file of a run into an existing folder; the manifest last, so that a folder with one is whole."""
     records.to_parquet(folder / "records.parquet", index=False)
     flat = heads.reset_index()
@@ -37,7 +45,34 @@ def write(folder: Path, records: pd.DataFrame, heads: pd.DataFrame, details: Det
     details.tests.to_parquet(folder / "tests.parquet", index=False, compression="zstd")
     details.spectra.to_parquet(folder / "spectra.parquet", index=False)
     _write_json(folder / "examples.json", details.examples, indent=None)
+    if experiments:
+        (folder / "experiments").mkdir()
+    for experiment in experiments.values():
+        _write_experiment(folder / "experiments", experiment)
     _write_json(folder / "manifest.json", manifest, indent=2)
+
+
+def _write_experiment(folder: Path, experiment: Experiment) -> None:
+    for name, frame in {"numbers": experiment.numbers, **experiment.frames}.items():
+        plain = frame.copy()
+        plain.attrs = {}
+        plain.reset_index().to_parquet(folder / f"{experiment.name}.{name}.parquet", index=False)
+        plain.to_csv(folder / f"{experiment.name}.{name}.csv", float_format="%.6g")
+    index = {name: list(frame.index.names) for name, frame in experiment.frames.items()}
+    attrs = {name: experiment.numbers.attrs.get(name, {}) for name in ("units", "descriptions")}
+    _write_json(folder / f"{experiment.name}.json", {**experiment.manifest, **attrs, "index": index}, indent=2)
+
+
+def _read_experiment(path: Path) -> Experiment:
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    index = manifest.pop("index")
+
+    def frame(name: str, keys: list[str]) -> pd.DataFrame:
+        return pd.read_parquet(path.with_name(f"{path.stem}.{name}.parquet")).set_index(keys)
+
+    numbers = frame("numbers", ["layer", "head"])
+    numbers.attrs = {name: manifest.pop(name) for name in ("units", "descriptions")}
+    return Experiment(path.stem, numbers, {name: frame(name, keys) for name, keys in index.items()}, manifest)
 
 
 def _write_json(path: Path, value: Any, indent: int | None) -> None:
@@ -46,8 +81,8 @@ def _write_json(path: Path, value: Any, indent: int | None) -> None:
     path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
-def read(folder: Path) -> tuple[pd.DataFrame, Details, dict[str, Any]]:
-    """Records, details and manifest of a run folder.
+def read(folder: Path) -> tuple[pd.DataFrame, Details, dict[str, Any], dict[str, Experiment]]:
+    """Records, details, manifest and experiments of a run folder.
 
     Raises:
         UserError: the folder is not a run, or its records were left out.
@@ -64,9 +99,11 @@ def read(folder: Path) -> tuple[pd.DataFrame, Details, dict[str, Any]]:
         name = "examples.json"
         if (folder / name).exists():
             details.examples = json.loads((folder / name).read_text(encoding="utf-8"))
+        name = "experiments"
+        found = [_read_experiment(path) for path in sorted((folder / name).glob("*.json"))]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: {name} cannot be read ({_first_line(error)}); measure again") from error
-    return records, details, manifest
+    return records, details, manifest, {experiment.name: experiment for experiment in found}
 
 
 def _check_records(records: pd.DataFrame, manifest: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import pandas as pd
 from pavinterp.arguments import require_whole
 from pavinterp.capture import certificate
 from pavinterp.capture.paths import on_path
+from pavinterp.experiment import Experiment
 from pavinterp.experiments.cut_responses import chosen_heads, curves
 from pavinterp.experiments.needed import interval_note, rank_correlations, summary
 from pavinterp.experiments.rivals import Rivals
@@ -45,6 +46,16 @@ class Needed:
     correlations: pd.DataFrame
     curves: pd.DataFrame
     manifest: dict[str, Any]
+
+    def experiment(self) -> Experiment:
+        """What a run keeps of it: each head's needed associations at 5 %, and the curves."""
+        numbers = self.heads[["needed_5", "needed_5_lo", "needed_5_hi"]].copy()
+        said = (
+            "Associations at which cutting the head's responses to their strongest changes next-token predictions by "
+            "5 % of what mean-ablating it does (KL divergence)."
+        )
+        numbers.attrs = {"units": {"needed_5": "associations"}, "descriptions": {"needed_5": said}}
+        return Experiment("needed", numbers, {"curves": self.curves.rename_axis("row")}, self.manifest)
 
 
 def needed_associations(

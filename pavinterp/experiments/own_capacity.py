@@ -14,6 +14,7 @@ import pandas as pd
 from pavinterp.capture import certificate
 from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
+from pavinterp.experiment import Experiment
 from pavinterp.experiments.capacities import COLUMNS, ratios, tables
 from pavinterp.experiments.needed import interval_note
 from pavinterp.experiments.own_memories import LOADS, Memory, Retrieval, memories
@@ -58,6 +59,27 @@ class Capacity:
             f"Capacity({model['name']}: {len(self.heads)} heads, {text['sequences']} sequences of "
             f"{text['context']} tokens; .memories, .heads, .curves, .by_layer(), .manifest)"
         )
+
+    def experiment(self) -> Experiment:
+        """What a run keeps of it: each head's capacity by its Hebbian memory and by its softmax, and the curves."""
+        shown = {
+            "capacity_hebbian": (("stored", "hebbian", "centred", "euclidean", "trained"), "its Hebbian memory"),
+            "capacity_hebbian_random": (
+                ("stored", "hebbian", "centred", "euclidean", "random"),
+                "a Hebbian memory of the same head with random weights",
+            ),
+            "capacity_softmax": (("stored", "softmax", "centred", "euclidean", "trained"), "its softmax"),
+        }
+        numbers, said = pd.DataFrame(index=self.heads.index), {}
+        for name, (key, whose) in shown.items():
+            if key not in {key[2:] for key in self.memories.index}:
+                continue
+            rows = self.memories.xs(key, level=("probe", "rule", "cs", "metric", "weights"))
+            for end in ("", "_lo", "_hi"):
+                numbers[f"{name}{end}"] = rows[f"capacity{end}"]
+            said[name] = f"Associations of the head's own pairs that {whose} holds at a squared fidelity of 1/2."
+        numbers.attrs = {"units": dict.fromkeys(said, "associations"), "descriptions": said}
+        return Experiment("capacity", numbers, {"memories": self.memories, "curves": self.curves}, self.manifest)
 
     def by_layer(self) -> pd.DataFrame:
         """Median over a layer's heads of each memory's capacity (CSs centred, Euclidean)."""

@@ -15,6 +15,7 @@ import torch
 from pavinterp.capture import certificate
 from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
+from pavinterp.experiment import Experiment
 from pavinterp.experiments.association_terms import SumsOfSquares, Variant, variants
 from pavinterp.experiments.cross_fitting import Judged, cross_fit, halves
 from pavinterp.manifest import describe_experiment
@@ -89,6 +90,16 @@ class Explanation:
             f"Explanation({model['name']}: {len(self.heads)} heads, {text['sequences']} sequences of "
             f"{text['context']} tokens; .heads, .rules, .by_layer(), .manifest)"
         )
+
+    def experiment(self) -> Experiment:
+        """What a run keeps of it: how linear each head is, its best rule, and every rule's figures."""
+        columns = [f"{name}{end}" for name in ("linearity", "best_r2") for end in ("", "_lo", "_hi")]
+        numbers = self.heads[[*columns, "best_rule"]].copy()
+        numbers.attrs = {
+            "units": {name: COLUMNS[name][0] for name in ("linearity", "best_r2", "best_rule")},
+            "descriptions": {name: COLUMNS[name][1] for name in ("linearity", "best_r2", "best_rule")},
+        }
+        return Experiment("rules", numbers, {"rules": self.rules}, self.manifest)
 
     def flat(self) -> pd.DataFrame:
         """Both tables as one: the rows of `rules`, the columns of `heads` beside them."""

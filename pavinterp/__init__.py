@@ -16,7 +16,9 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.experiments import Capacity as Capacity
     from pavinterp.experiments import Explanation as Explanation
     from pavinterp.experiments import Needed as Needed
+    from pavinterp.experiments import Swapped as Swapped
     from pavinterp.experiments import explain as explain
+    from pavinterp.experiments import linearisation_cost as linearisation_cost
     from pavinterp.experiments import memory_capacity as memory_capacity
     from pavinterp.experiments import needed_associations as needed_associations
     from pavinterp.models import load as load
@@ -32,10 +34,12 @@ _HOME = {
     "Explanation": "experiments",
     "Needed": "experiments",
     "Run": "run",
+    "Swapped": "experiments",
     "UserError": "errors",
     "corpus": "corpora",
     "describe": "tables",
     "explain": "experiments",
+    "linearisation_cost": "experiments",
     "load": "models",
     "measure": "run",
     "memory_capacity": "experiments",

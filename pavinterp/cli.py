@@ -25,6 +25,7 @@ from pavinterp.options import (
     CorpusOption,
     Device,
     Dtype,
+    FewSequences,
     Json,
     Layers,
     MaxDocuments,
@@ -36,6 +37,7 @@ from pavinterp.options import (
     Revision,
     Seed,
     Sequences,
+    ShortContext,
     Tests,
     TextField,
     Tokenizer,
@@ -220,12 +222,7 @@ def rules(
     corpus: CorpusOption = "demo",
     text_field: TextField = "text",
     max_documents: MaxDocuments = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=8, metavar="N", help="Tokens a sequence; if not given 256, or the model's positions if fewer."
-        ),
-    ] = None,
+    context: ShortContext = None,
     sequences: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Sequences to read; if not given 32, or all of the text if less."),
@@ -313,12 +310,7 @@ def capacity(
     corpus: CorpusOption = "demo",
     text_field: TextField = "text",
     max_documents: MaxDocuments = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=8, metavar="N", help="Tokens a sequence; if not given 256, or the model's positions if fewer."
-        ),
-    ] = None,
+    context: ShortContext = None,
     sequences: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Sequences to read; if not given 16, or all of the text if less."),
@@ -414,16 +406,8 @@ def needed(
     corpus: CorpusOption = "demo",
     text_field: TextField = "text",
     max_documents: MaxDocuments = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=8, metavar="N", help="Tokens a sequence; if not given 256, or the model's positions if fewer."
-        ),
-    ] = None,
-    sequences: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Sequences to read; if not given 16, or all of the text if less."),
-    ] = None,
+    context: ShortContext = None,
+    sequences: FewSequences = None,
     bos: Bos = "auto",
     layers: Layers = None,
     number_of_heads: Annotated[
@@ -494,6 +478,89 @@ def needed(
         terminal.print_json({**found.manifest, "heads": found.heads, "correlations": found.correlations})
     else:
         terminal.print_needed(found)
+
+
+@app.command()
+def swap(
+    ctx: typer.Context,
+    model: Model,
+    corpus: CorpusOption = "demo",
+    text_field: TextField = "text",
+    max_documents: MaxDocuments = None,
+    context: ShortContext = None,
+    sequences: FewSequences = None,
+    bos: Bos = "auto",
+    layers: Layers = None,
+    names: Annotated[
+        str | None,
+        typer.Option(
+            "--rules", metavar="LIST", help="Rules, such as covariance,oja; covariance, decay and delta if not given."
+        ),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head, all columns.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
+    capture: Capture = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    revision: Revision = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say what a model loses where a head becomes a linear memory.
+
+    Each head's response is replaced by that of a learning rule, one gain a head and rule, fitted on one half of the
+    text and used on the other: rise of the next-token loss by head, by layer, and for all heads; the loss as more and
+    more heads are swapped, the cheapest first; and whether the effective load tells the cost.
+    """
+    from pavinterp.output import check_file, write_file
+    from pavinterp.progress import progress_to
+
+    chosen_layers, chosen_rules = parse_layers(layers), parse_names(names)
+    file = None if csv is None else check_file(csv, overwrite)
+
+    import pavinterp as pi
+    from pavinterp import terminal
+    from pavinterp.experiments.rules import choose_rules
+
+    choose_rules(chosen_rules)
+    _quiet_libraries()
+    with progress_to(quiet=quiet) as progress:
+        with progress.stage(f"reading {corpus}"):
+            text = pi.corpus(corpus, text_field=text_field, max_documents=max_documents)
+        with progress.stage(f"loading {model}"):
+            handle = pi.load(
+                model,
+                revision=revision,
+                dtype=dtype,
+                device=device,
+                trust_remote_code=trust_remote_code,
+                tokenizer=tokenizer,
+            )
+        found = pi.linearisation_cost(
+            handle,
+            text,
+            context=context,
+            sequences=sequences,
+            layers=chosen_layers,
+            rules=chosen_rules,
+            seed=seed,
+            bos=bos,
+            capture=capture,
+            progress=progress,
+            command=ctx.obj["command"],
+        )
+    if file is not None:
+        write_file(file, found.heads.to_csv())
+    if as_json:
+        tables = ("heads", "layers", "total", "correlations", "curve")
+        terminal.print_json({**found.manifest, **{name: getattr(found, name) for name in tables}})
+    else:
+        terminal.print_swap(found)
 
 
 @app.command()

@@ -32,6 +32,14 @@ Context = Annotated[
     int | None,
     typer.Option(min=8, metavar="N", help="Tokens a sequence; if not given 1,024, or the model's positions if fewer."),
 ]
+ShortContext = Annotated[
+    int | None,
+    typer.Option(min=8, metavar="N", help="Tokens a sequence; if not given 256, or the model's positions if fewer."),
+]
+FewSequences = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Sequences to read; if not given 16, or all of the text if less."),
+]
 Sequences = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Sequences to measure; if not given 64, or all of the text if less."),

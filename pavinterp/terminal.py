@@ -14,7 +14,7 @@ from pavinterp.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pavinterp.experiments import Capacity, Explanation, Needed
+    from pavinterp.experiments import Capacity, Explanation, Needed, Swapped
 
 SHOWN = ("effective_load", "capacity_worst", "capacity_average", "regime", "fidelity", "d_eff")  # fit in 80 columns
 TEXT_COLUMNS = ("regime",)  # sorted from a to z; every other column from the largest down
@@ -198,6 +198,52 @@ def print_needed(found: Needed) -> None:
         f"predictions by X % of what mean-ablating it does (KL divergence). {found.manifest['intervals']}",
         file=sys.stderr,
     )
+
+
+def print_swap(found: Swapped) -> None:
+    """Costs of each head and layer and of all, what predicts them, and the loss as more heads are swapped."""
+    rules = [name for name in found.total.columns if not name.endswith(("_lo", "_hi"))]
+    main = "cost_best" if "cost_best" in rules else rules[0]
+
+    def line(names: str, row: Any) -> str:
+        cells = [_signed(row, name, with_interval=name == main) for name in rules]
+        return names + "".join(f"{c:>{28 if name == main else 17}}" for name, c in zip(rules, cells, strict=True))
+
+    print(
+        f"{'layer':>5} {'head':>4}"
+        + "".join(f"{name:>{28 if name == main else 17}}" for name in rules)
+        + "  effective_load  best_rule"
+    )
+    for row in found.heads.reset_index().to_dict("records"):
+        load, best = number(float(row["effective_load"])), row.get("best_rule", "")
+        print(line(f"{row['layer']:>5} {row['head']:>4}", row) + f"{load:>16}  {best}")
+    for row in found.layers.reset_index().to_dict("records"):
+        print(line(f"{row['layer']:>5}  all", row))
+    print(line("all heads ", found.total.iloc[0]))
+    print("\nrank correlation over heads with the cost:")
+    for row in found.correlations.reset_index().to_dict("records"):
+        print(f"{row['rule']:>16} {row['predictor']:>28} {_with_interval(row, 'rank_correlation'):>22}")
+    if found.curve is not None:
+        print("\nrise of the loss with so many heads swapped for their best rule, by order:")
+        orders = dict.fromkeys(found.curve.index.get_level_values("order"))
+        print(f"{'swapped':>10}" + "".join(f"{order:>28}" for order in orders))
+        for swapped in dict.fromkeys(found.curve.index.get_level_values("swapped")):
+            rows = [found.curve.loc[(order, swapped)] for order in orders]
+            print(f"{swapped:>10}" + "".join(f"{_signed(row, 'loss_change', with_interval=True):>28}" for row in rows))
+    loss, text = found.manifest["loss"], found.manifest["corpus"]
+    print(
+        f"cost: rise of the next-token loss, nats per token, over {share(loss['nats_per_token'])} of the whole model; "
+        f"gains fitted on one half of the text and used on the other; {len(found.heads)} heads, "
+        f"{text['sequences']} sequences of {text['context']} tokens. {found.manifest['intervals']}",
+        file=sys.stderr,
+    )
+
+
+def _signed(row: Any, name: str, with_interval: bool) -> str:
+    """A change of the loss with four decimals, and its interval where it has one."""
+    value, low, high = (float(row[key]) for key in (name, f"{name}_lo", f"{name}_hi"))
+    cells = [f"{x:.4f}" if math.isfinite(x) else number(x) for x in (value, low, high)]
+    return cells[0] + (f" [{cells[1]}, {cells[2]}]" if with_interval and not math.isnan(low) else "")
 
 
 def share(value: Any) -> str:

@@ -2,6 +2,16 @@
 
 from pavinterp.experiments.associations import Needed, needed_associations
 from pavinterp.experiments.own_capacity import Capacity, memory_capacity
+from pavinterp.experiments.rule_swap import Swapped, linearisation_cost
 from pavinterp.experiments.rules import Explanation, explain
 
-__all__ = ["Capacity", "Explanation", "Needed", "explain", "memory_capacity", "needed_associations"]
+__all__ = [
+    "Capacity",
+    "Explanation",
+    "Needed",
+    "Swapped",
+    "explain",
+    "linearisation_cost",
+    "memory_capacity",
+    "needed_associations",
+]

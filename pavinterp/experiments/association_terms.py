@@ -115,16 +115,29 @@ class Learned:
 
         That sum is 1, less the share of a learned sink: the head's own response to a US that is 1 everywhere.
         """
+        return (self.trials.response - self.baseline_response()) @ self.trials.write
+
+    def baseline_response(self) -> Float[Tensor, "heads tests d_v"]:
+        """`a_t(1) v_bar_t`, times the gate where there is one: the head's response if it held no association."""
         trials = self.trials
         baseline = self.baseline.reshape(trials.heads, len(trials.tests), -1)
         if trials.gate is not None:
             baseline = baseline * trials.gate
-        return (trials.response - trials.strengths.sum(-1, keepdim=True) * baseline) @ trials.write
+        return trials.strengths.sum(-1, keepdim=True) * baseline
 
     def rule_term(self, variant: Variant) -> Float[Tensor, "heads tests d_w"]:
         """`x_t`: the same of a rule, which makes the pairs of a test count alike at every position (sums are means)."""
-        if variant.rule == "oja":
+        if variant.rule == "oja" and self.trials.gate is None:
             return self._oja(variant)
+        return self.rule_response(variant) @ self.trials.write
+
+    def rule_response(self, variant: Variant) -> Float[Tensor, "heads tests d_v"]:
+        """The rule's term in the coordinates of the USs, as `W_O` takes it: `rule_response R` is `rule_term`."""
+        if (
+            variant.rule == "oja"
+        ):  # without a gate it learned in R's coordinates; what R does not write, shows in nothing
+            term = self._oja(variant)
+            return term if self.trials.gate is not None else term @ torch.linalg.pinv(self.trials.write)
         if variant.rule == "softmax":  # the head itself: its own soft-cap, bias, sinks and edited strengths
             response = self.trials.strengths.view(self.trials.kv_heads, len(self.positions), -1) @ self.values
         else:
@@ -136,7 +149,7 @@ class Learned:
         elif variant.rule == "decay":
             lam = variant.parameters["lam"]
             response = response * (1 - lam) / (1 - lam**self.seen)
-        return self._written(self._centred(response))
+        return self._gated(self._centred(response))
 
     def _keys(self, variant: Variant) -> Float[Tensor, "kv_heads n d_k"]:
         keys = self.trials.keys
@@ -146,16 +159,16 @@ class Learned:
         """`r_t(v) - r_t(1) v_bar_t`: for a rule linear in the USs, its response to `v - v_bar_t`."""
         return response[..., :-1] - response[..., -1:] * self.baseline
 
-    def _written(self, response: Float[Tensor, "kv_heads group_tests d_v"]) -> Float[Tensor, "heads tests d_w"]:
-        """In residual-stream coordinates, times the gate where there is one."""
+    def _gated(self, response: Float[Tensor, "kv_heads group_tests d_v"]) -> Float[Tensor, "heads tests d_v"]:
+        """By query head, times the gate where there is one."""
         response = response.reshape(self.trials.heads, len(self.trials.tests), -1)
-        return (response if self.trials.gate is None else response * self.trials.gate) @ self.trials.write
+        return response if self.trials.gate is None else response * self.trials.gate
 
-    def _oja(self, variant: Variant) -> Float[Tensor, "heads tests d_w"]:
+    def _oja(self, variant: Variant) -> Float[Tensor, "heads tests d_w_or_d_v"]:
         """Oja's rule takes the directions of the USs, so that it is given those of the residual stream, head by head.
 
         Not linear in the USs: they are centred by the mean US of the sequence. Where there is a gate, which acts on the
-        coordinates of the USs themselves, their directions there are taken.
+        coordinates of the USs themselves, their directions there are taken, and the response is in those coordinates.
         """
         trials = self.trials
         values = (trials.values - trials.values.mean(-2, keepdim=True)).repeat_interleave(trials.group, dim=0)
@@ -170,7 +183,7 @@ class Learned:
             first=self.first[:tests],
             **variant.parameters,
         )
-        return response if trials.gate is None else self._written(response)
+        return response if trials.gate is None else self._gated(response)
 
 
 def stretches(trials: Trials) -> tuple[Int[Tensor, "tests"], Int[Tensor, "tests"]]:

@@ -14,7 +14,8 @@ from pavinterp.capture import certificate
 from pavinterp.capture.paths import on_path
 from pavinterp.experiment import Experiment
 from pavinterp.experiments.cut_responses import chosen_heads, curves
-from pavinterp.experiments.needed import interval_note, rank_correlations, summary
+from pavinterp.experiments.needed import rank_correlations, summary
+from pavinterp.experiments.resampling import interval_note
 from pavinterp.experiments.rivals import Rivals
 from pavinterp.manifest import describe_experiment
 from pavinterp.measures.load import Load

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pavinterp.experiments.needed import interval, resampled
 from pavinterp.experiments.own_memories import Memory
+from pavinterp.experiments.resampling import interval, resampled
 
 Array = npt.NDArray[np.float64]
 INDEX = ["layer", "head", "probe", "rule", "cs", "metric", "weights"]

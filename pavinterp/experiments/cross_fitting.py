@@ -15,11 +15,13 @@ class Judged(NamedTuple):
         r2: pooled over both halves, each judged with what the other fitted; NaN where no response is there to explain.
         gains: of the two halves.
         chosen: index of the parameters that each half chose.
+        taken: share of its own half's squares that each fit takes away, by which rules may be chosen unjudged.
     """
 
     r2: Float[np.ndarray, "*draws heads"]
     gains: tuple[Float[np.ndarray, "*draws heads"], Float[np.ndarray, "*draws heads"]]
     chosen: tuple[Int[np.ndarray, "*draws heads"], Int[np.ndarray, "*draws heads"]]
+    taken: tuple[Float[np.ndarray, "*draws heads"], Float[np.ndarray, "*draws heads"]]
 
 
 def halves(clusters: int, seed: int) -> Bool[np.ndarray, "clusters"]:
@@ -55,7 +57,8 @@ def cross_fit(
     both = a[2] + b[2]
     there = (a[2] > 0) & (b[2] > 0)  # a draw without a half has nothing to fit, or nothing to judge
     r2 = np.where(there, 1 - error / np.where(both > 0, both, 1), np.nan)
-    return Judged(r2, (gain_a, gain_b), (chosen_a, chosen_b))
+    taken = (_taken(*a, gain_a, chosen_a), _taken(*b, gain_b, chosen_b))
+    return Judged(r2, (gain_a, gain_b), (chosen_a, chosen_b), taken)
 
 
 def _fit(xy: np.ndarray, xx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -63,6 +66,10 @@ def _fit(xy: np.ndarray, xx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     gain = np.where(xx > 0, xy / np.where(xx > 0, xx, 1), 0.0)  # a rule that responds nothing explains nothing
     chosen = (gain * xy).argmax(-1)
     return _of(gain, chosen), chosen
+
+
+def _taken(xy: np.ndarray, xx: np.ndarray, yy: np.ndarray, gain: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    return np.where(yy > 0, 1 - _error(xy, xx, yy, gain, chosen) / np.where(yy > 0, yy, 1), 0.0)
 
 
 def _error(xy: np.ndarray, xx: np.ndarray, yy: np.ndarray, gain: np.ndarray, chosen: np.ndarray) -> np.ndarray:

@@ -92,13 +92,13 @@ def _parts(kept: list[int]) -> list[list[int]]:
     return [kept[i : i + VARIANTS] for i in range(0, len(kept), VARIANTS)]
 
 
-def all_tests(call: AttentionCall, tokens: Int[Tensor, "n"]) -> Trials:
-    """The trials of a call's first sequence with every position tested."""
+def all_tests(call: AttentionCall, tokens: Int[Tensor, "n"], sequence: int = 0) -> Trials:
+    """The trials of one sequence of a call with every position tested."""
     n = len(tokens)
     weight = output_weight(call.projection, call.queries.shape[1], call.values.shape[-1])
     positions = torch.arange(n, device=tokens.device)
     ones = torch.ones(n, device=tokens.device)
-    return trials(call, 0, tokens, positions, ones, write_factor(weight, working_dtype(call)), 0)
+    return trials(call, sequence, tokens, positions, ones, write_factor(weight, working_dtype(call)), 0)
 
 
 def strongest(one: Trials, head: int, kept: list[int], renormalise: bool) -> Float[Tensor, "kept n d_v"]:

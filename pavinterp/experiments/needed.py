@@ -8,9 +8,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import stats
 
-from pavinterp.tables import DRAWS, FEWEST_CLUSTERS, interval_words
+from pavinterp.experiments.resampling import interval, resampled, spearman
 
 SHARES = (0.20, 0.10, 0.05, 0.02)
 """Shares of the ablation's divergence that a cut response may leave; 0.05 is the headline."""
@@ -86,8 +85,8 @@ def rank_correlations(
         table = records.pivot(index=["layer", "head"], columns="sequence", values=column).sort_index(axis=1)
         values = table.loc[list(counts)].to_numpy() @ weights.T / weights.sum(1)
         there = ~(np.isnan(need).any(1) | np.isnan(values).any(1))
+        ranks = spearman(need[there], values[there])
         pairs = [(need[there, i], values[there, i]) for i in range(len(weights))]
-        ranks = np.array([stats.spearmanr(one, two).statistic for one, two in pairs])
         ratios = np.array([np.median(one / two) for one, two in pairs])
         row = {"rank_correlation": ranks[0], "ratio": ratios[0], "heads": int(there.sum())}
         for name, drawn in (("rank_correlation", ranks), ("ratio", ratios)):
@@ -96,35 +95,6 @@ def rank_correlations(
     result = pd.DataFrame.from_dict(rows, orient="index")
     order = ["rank_correlation", "rank_correlation_lo", "rank_correlation_hi", "ratio", "ratio_lo", "ratio_hi", "heads"]
     return result[order].rename_axis("column")
-
-
-def interval_note(frame: pd.DataFrame) -> str:
-    """How the intervals were made, or why there are none."""
-    unit = _cluster_of(frame)
-    return interval_words(f"{unit}s", frame[unit].nunique())
-
-
-def _cluster_of(frame: pd.DataFrame) -> str:
-    return "document" if frame["document"].nunique() > 1 else "sequence"
-
-
-def resampled(frame: pd.DataFrame, seed: int) -> npt.NDArray[np.float64]:
-    """How often each sequence counts, [1 + draws, sequences]: once, then as resampled clusters have it."""
-    sequences = frame.drop_duplicates("sequence").sort_values("sequence")
-    codes = pd.factorize(sequences[_cluster_of(frame)])[0]
-    count, once = int(codes.max()) + 1, np.ones((1, len(codes)))
-    if count < FEWEST_CLUSTERS:
-        return once
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=DRAWS)
-    return np.concatenate([once, drawn[:, codes]])
-
-
-def interval(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """95 % percentiles, endless values last; NaN without values, or where one is undefined."""
-    if not len(values) or np.isnan(values).any():
-        return float("nan"), float("nan")
-    low, high = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
-    return float(low), float(high)
 
 
 def kept_of(frame: pd.DataFrame) -> npt.NDArray[np.int64]:

@@ -16,9 +16,9 @@ from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment
 from pavinterp.experiments.capacities import COLUMNS, ratios, tables
-from pavinterp.experiments.needed import interval_note
 from pavinterp.experiments.own_memories import LOADS, Memory, Retrieval, memories
 from pavinterp.experiments.random_weights import untrained
+from pavinterp.experiments.resampling import interval_note
 from pavinterp.experiments.rules import choose_rules
 from pavinterp.manifest import describe_experiment
 from pavinterp.measures import all_measures

@@ -312,6 +312,14 @@ def test_rules_that_are_others_at_the_end_of_their_parameters():
     assert exact.abs().max() == 0
 
 
+def test_there_may_be_more_tests_than_pairs():
+    """Heads of one KV head are tests of one memory: with all positions tested there are more tests than pairs."""
+    _, values, _, _, _ = random_stream(n=6, batch=(2,))
+    positions = torch.tensor([0, 3, 5, 5, 2, 1, 0, 4, 5])
+    expected = torch.stack([values[:, : p + 1].mean(1) for p in positions], dim=1)
+    same(mean_us(values, positions), expected, 1e-12)
+
+
 def test_gates_may_differ_from_pair_to_pair_and_be_strong():
     keys, values, queries, _, _ = random_stream(n=130, tests=1, batch=(2,), seed=13)
     generator = torch.Generator().manual_seed(0)

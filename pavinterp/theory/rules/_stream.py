@@ -30,7 +30,8 @@ def mean_us(
 ) -> Float[Tensor, "*batch tests d_v"]:
     """`v_bar_t`: the mean US of the pairs each test sees; what a memory with no association responds."""
     nothing = values[..., :1]
-    seen = visible(nothing, values, nothing[..., : len(positions), :], positions, first).to(values.dtype)
+    no_queries = values.new_zeros(*values.shape[:-2], len(positions), 1)  # there may be more tests than pairs
+    seen = visible(nothing, values, no_queries, positions, first).to(values.dtype)
     return (seen / seen.sum(-1, keepdim=True)) @ values
 
 

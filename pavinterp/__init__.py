@@ -13,8 +13,10 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp import plots as plots
     from pavinterp.corpora import corpus as corpus
     from pavinterp.errors import UserError as UserError
+    from pavinterp.experiments import AssociationBudget as AssociationBudget
     from pavinterp.experiments import Explanation as Explanation
     from pavinterp.experiments import Needed as Needed
+    from pavinterp.experiments import association_budget as association_budget
     from pavinterp.experiments import explain as explain
     from pavinterp.experiments import needed_associations as needed_associations
     from pavinterp.models import load as load
@@ -26,10 +28,12 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.verification import verify as verify
 
 _HOME = {
+    "AssociationBudget": "experiments",
     "Explanation": "experiments",
     "Needed": "experiments",
     "Run": "run",
     "UserError": "errors",
+    "association_budget": "experiments",
     "corpus": "corpora",
     "describe": "tables",
     "explain": "experiments",

@@ -182,10 +182,10 @@ def print_budget(found: AssociationBudget) -> None:
             print(f"{name:<38}{row['mean']:>8.1f}{row['reads']:>8.1f}{cells[0]:>29}{cells[1]:>27}")
     limit = found.manifest["arguments"]["max_loss_increase"]
     print(
-        f"loss increase (nats per token; limit {limit:g} on the calibration half) and divergence (KL, nats) with all heads "
-        "cut at once, on held-out text. read: associations a test of a head really keeps; early tests see fewer than a "
-        "budget. Which ones is known only after all were weighed: this bounds attention reads, and the KV cache from "
-        f"below. {found.manifest['intervals']}",
+        f"loss increase (nats per token; limit {limit:g} on the calibration half) and divergence (KL, nats) with all "
+        "heads cut at once, on held-out text. read: associations a test of a head really keeps; early tests see fewer "
+        "than a budget. Which ones is known only after all were weighed: this bounds attention reads, and the KV cache "
+        f"from below. {found.manifest['intervals']}",
         file=sys.stderr,
     )
 

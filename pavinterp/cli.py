@@ -564,6 +564,100 @@ def swap(
 
 
 @app.command()
+def budget(
+    ctx: typer.Context,
+    model: Model,
+    max_loss_increase: Annotated[
+        float, typer.Option("--max-loss-increase", metavar="NATS", help="Of the next token's loss, nats per token.")
+    ] = 0.01,
+    corpus: CorpusOption = "demo",
+    text_field: TextField = "text",
+    max_documents: MaxDocuments = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=8, metavar="N", help="Tokens a sequence; if not given 256, or the model's positions if fewer."
+        ),
+    ] = None,
+    sequences: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Sequences to read; if not given 16, or all of the text if less."),
+    ] = None,
+    bos: Bos = "auto",
+    layers: Layers = None,
+    by: Annotated[
+        str,
+        typer.Option(metavar="both|curves|load", help="How budgets are chosen; load alone is quicker by far."),
+    ] = "both",
+    renormalise: Annotated[
+        bool, typer.Option("--renormalise", help="Scale the strengths that are kept to the sum that all had.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head, all columns.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
+    capture: Capture = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    revision: Revision = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Find how few associations each head can keep for a given loss.
+
+    Budgets are chosen on one half of the text with all heads cut at once, and judged on the other, against the same
+    number for every head and against the last positions alone. They bound what sparse attention must read, and the KV
+    cache from below.
+    """
+    from pavinterp.output import check_file, write_file
+    from pavinterp.progress import progress_to
+
+    chosen_layers = parse_layers(layers)
+    file = None if csv is None else check_file(csv, overwrite)
+
+    import pavinterp as pi
+    from pavinterp import terminal
+
+    _quiet_libraries()
+    with progress_to(quiet=quiet) as progress:
+        with progress.stage(f"reading {corpus}"):
+            text = pi.corpus(corpus, text_field=text_field, max_documents=max_documents)
+        with progress.stage(f"loading {model}"):
+            handle = pi.load(
+                model,
+                revision=revision,
+                dtype=dtype,
+                device=device,
+                trust_remote_code=trust_remote_code,
+                tokenizer=tokenizer,
+            )
+        found = pi.association_budget(
+            handle,
+            text,
+            context=context,
+            sequences=sequences,
+            layers=chosen_layers,
+            max_loss_increase=max_loss_increase,
+            renormalise=renormalise,
+            by=by,
+            seed=seed,
+            bos=bos,
+            capture=capture,
+            progress=progress,
+            command=ctx.obj["command"],
+        )
+    if file is not None:
+        write_file(file, found.heads.to_csv())
+    if as_json:
+        terminal.print_json({**found.manifest, "heads": found.heads, "methods": found.methods, "curve": found.curve})
+    else:
+        terminal.print_budget(found)
+
+
+@app.command()
 def verify(
     model: Model,
     layers: Layers = None,

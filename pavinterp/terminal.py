@@ -14,7 +14,7 @@ from pavinterp.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pavinterp.experiments import Capacity, Explanation, Needed, Swapped
+    from pavinterp.experiments import AssociationBudget, Capacity, Explanation, Needed, Swapped
 
 SHOWN = ("effective_load", "capacity_worst", "capacity_average", "regime", "fidelity", "d_eff")  # fit in 80 columns
 TEXT_COLUMNS = ("regime",)  # sorted from a to z; every other column from the largest down
@@ -244,6 +244,37 @@ def _signed(row: Any, name: str, with_interval: bool) -> str:
     value, low, high = (float(row[key]) for key in (name, f"{name}_lo", f"{name}_hi"))
     cells = [f"{x:.4f}" if math.isfinite(x) else number(x) for x in (value, low, high)]
     return cells[0] + (f" [{cells[1]}, {cells[2]}]" if with_interval and not math.isnan(low) else "")
+
+
+def print_budget(found: AssociationBudget) -> None:
+    """Each head's budget, a layer a line; then what it costs on held-out text, beside other ways to spend as much."""
+    print("layer  associations that each head keeps (* all that there are)")
+    for layer, rows in found.heads.groupby(level="layer"):
+        kept = zip(rows["budget"].tolist(), rows["most"].tolist(), strict=True)
+        print(f"{layer:>5}  " + " ".join(f"{budget}{'*' if budget == most else ''}".rjust(5) for budget, most in kept))
+    titles = {"mean": "a head", "reads": "read", "loss_increase": "loss increase", "divergence": "divergence"}
+    for matched, title in (("loss", "smallest within the limit"), ("total", "as many in all as the budget")):
+        print(f"\n{title:<38}{titles['mean']:>8}{titles['reads']:>8}", end="")
+        print(f"{titles['loss_increase']:>29}{titles['divergence']:>27}")
+        for row in found.methods[found.methods["matched"] == matched].to_dict("records"):
+            name = row["method"].replace("_", " ") + (", renormalised" if row["renormalised"] else "")
+            name += " (the budget)" if row["chosen"] else ""
+            cells = [with_interval(row, "loss_increase"), with_interval(row, "divergence")]
+            print(f"{name:<38}{row['mean']:>8.1f}{row['reads']:>8.1f}{cells[0]:>29}{cells[1]:>27}")
+    limit = found.manifest["arguments"]["max_loss_increase"]
+    print(
+        f"loss increase (nats per token; limit {limit:g} on the calibration half) and divergence (KL, nats) with all "
+        "heads cut at once, on held-out text. read: associations a test of a head really keeps; early tests see fewer "
+        "than a budget. Which ones is known only after all were weighed: this bounds attention reads, and the KV cache "
+        f"from below. {found.manifest['intervals']}",
+        file=sys.stderr,
+    )
+
+
+def with_interval(row: Any, name: str) -> str:
+    """`0.0123 [0.0100, 0.0150]`, the number alone where there is no interval."""
+    low, high = row[f"{name}_lo"], row[f"{name}_hi"]
+    return f"{row[name]:.4f}" + ("" if math.isnan(low) else f" [{low:.4f}, {high:.4f}]")
 
 
 def share(value: Any) -> str:

@@ -582,3 +582,24 @@ def test_needed_prints_heads_and_correlations(command: Command, tmp_path: Path) 
     again = command("needed", "demo", "--csv", str(file))
     assert (again.code, len(again.err.strip().splitlines())) == (2, 1)
     assert command("needed", "demo", "--heads", "0").code == 2
+
+
+def test_budget_prints_heads_and_what_they_cost(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "budget.csv"
+    small = ["--context", "16", "--sequences", "4", "--by", "load", "--layers", "1,2"]
+    ended = command("budget", "demo", "--max-loss-increase", "0.1", *small, "--csv", str(file))
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["layer", "1", "2"]
+    assert len(lines) == 3 + 2 + 4 + 2 + 6
+    assert "limit 0.1" in ended.err
+    assert "No intervals" in ended.err
+    table = pd.read_csv(file)
+    assert (table["budget"] <= table["most"]).all()
+    told = json.loads(command("budget", "demo", "--max-loss-increase", "0.1", *small, "--json", "--renormalise").out)
+    assert told["arguments"]["renormalise"] is True
+    assert told["arguments"]["max_loss_increase"] == 0.1
+    assert {row["method"] for row in told["methods"]} == {"load", "uniform", "window", "window_and_first"}
+    assert len(told["heads"]) == 16
+    assert command("budget", "demo", "--max-loss-increase", "0").code == 2
+    assert command("budget", "demo", "--by", "size").code == 2

@@ -1,15 +1,18 @@
 """Questions put to a model that are more than one measure: one module a question, each with a function to call."""
 
 from pavinterp.experiments.associations import Needed, needed_associations
+from pavinterp.experiments.budgets import AssociationBudget, association_budget
 from pavinterp.experiments.own_capacity import Capacity, memory_capacity
 from pavinterp.experiments.rule_swap import Swapped, linearisation_cost
 from pavinterp.experiments.rules import Explanation, explain
 
 __all__ = [
+    "AssociationBudget",
     "Capacity",
     "Explanation",
     "Needed",
     "Swapped",
+    "association_budget",
     "explain",
     "linearisation_cost",
     "memory_capacity",

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from pavinterp.arguments import require_whole
-from pavinterp.capture import certificate
 from pavinterp.capture.paths import on_path
 from pavinterp.experiment import Experiment
+from pavinterp.experiments.certified import certified_records
 from pavinterp.experiments.cut_responses import chosen_heads, curves
 from pavinterp.experiments.needed import rank_correlations, summary
 from pavinterp.experiments.resampling import interval_note
@@ -21,9 +21,9 @@ from pavinterp.manifest import describe_experiment
 from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.progress import Progress, progress_to
-from pavinterp.run import check_arguments, choose_layers, merge, shapes_of, stimuli_for
+from pavinterp.run import check_arguments, choose_layers, shapes_of, stimuli_for
 from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import inspect, require_known, sweep
+from pavinterp.sweep import inspect, require_known
 
 CONTEXT, SEQUENCES = 256, 16
 COLUMNS = ("effective_load", "interference_load", "top_strength", *(column.name for column in Rivals.columns))
@@ -78,8 +78,8 @@ def needed_associations(
 
     One head at a time, each response is cut down to the `m` associations that contribute most to it, at every position;
     its needed associations are the `m` at which the divergence of the next-token predictions has fallen to 5 % of that
-    of mean-ablating the head. Heads x sequences x about twenty forward passes of one sequence each: minutes for a small
-    model, hours for a large one (`layers` and `heads` choose).
+    of mean-ablating the head. Heads x sequences x about twenty forward passes of one sequence each, from the head's
+    layer on: minutes for a small model, hours for a large one (`layers` and `heads` choose).
 
     Args:
         model: a handle from `load`, or anything `load` takes.
@@ -115,14 +115,8 @@ def needed_associations(
             drawn = np.random.default_rng(seed).choice(len(every), heads, replace=False)
             every = [every[i] for i in sorted(drawn)]
         measures: list[Any] = [Load(), Rivals()]
-        records, residuals = [], dict[int, list[float]]()
-        for part in sweep(handle, text, measures, tests=None, layers={layer for layer, _ in every}, batch=1, seed=seed):
-            require_known(handle, part.between)  # and the certificate: before hours of cutting
-            merge(residuals, part.residuals)
-            certificate.require(residuals, handle.dtype, handle.architecture)
-            records.append(part.records)
+        numbers, residuals = certified_records(handle, text, measures, {layer for layer, _ in every}, seed)
         frame = curves(handle, text, every, renormalise=renormalise, progress=stage)
-    numbers = pd.concat(records)
     means = numbers.groupby(["layer", "head"])[list(COLUMNS)].mean()
     arguments = {
         "context": len(text.tokens[0]),

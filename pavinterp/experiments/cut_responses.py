@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pavinterp.capture.call import AttentionCall, trials, working_dtype
 from pavinterp.capture.output_projection import output_weight, write_factor
 from pavinterp.capture.paths import capture_for, forward
 from pavinterp.errors import UserError
+from pavinterp.experiments.continuation import blocks_of, continued, continuing, recording
 from pavinterp.experiments.interventions import logits, with_heads
+from pavinterp.experiments.predictions import Predictions
 from pavinterp.models import ModelHandle
 from pavinterp.progress import Progress
 from pavinterp.stimuli import Stimuli
@@ -20,6 +24,8 @@ from pavinterp.trials import Trials
 
 VARIANTS = 8
 KEPT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+Factors = dict[int, Float[Tensor, "heads d_v d_w"]]
+"""By layer the write factor of its output projection: computed once."""
 
 
 def curves(
@@ -35,6 +41,9 @@ def curves(
     Every test's response is cut down to the `m` associations that contribute most to it, at every position of a
     sequence at once; all other heads are left alone and see what follows. Mean ablation (the head's mean response over
     all positions of all sequences in the place of each) is the divergence that a head as a whole is worth.
+
+    Passes with a cut head begin at its layer, where that gives the whole model's logits to 1e-5 (`continuing`), and go
+    through the whole model where not.
 
     Args:
         handle: the model; `untouched` is the caller's to hold.
@@ -56,29 +65,31 @@ def curves(
         raise UserError("needed associations are counted on sequences of one length; cut the text with a context")
     kept = [m for m in KEPT if m < length]
     means = mean_responses(handle, stimuli, heads)
+    blocks = blocks_of(handle)
+    factors: Factors = {}
+    short: set[int] | None = None  # layers from which a continuation is the model's own
     rows, done = [], 0
     for sequence, given in enumerate(stimuli.tokens):
         tokens = torch.from_numpy(given)[None].long().to(handle.device)
-        whole = logits(handle, tokens)[0].double().log_softmax(-1)
-        truth = tokens[0, 1:, None]
+        if short is None:
+            short = continuing(handle, tokens, {layer for layer, _ in heads})
+        with recording(blocks if short else []) as outputs:
+            whole = Predictions.of(logits(handle, tokens)[0], tokens[0])
         for layer, head in heads:
             for part in _parts([0, *kept]):
 
                 def cut(
                     call: AttentionCall, head: int = head, ids: Tensor = tokens[0], part: list[int] = part
                 ) -> Tensor:
-                    one = all_tests(call, ids)
+                    one = all_tests(call, ids, factors)
                     mean = means[call.layer, head].to(one.values).expand(1, length, -1)
                     variants = [mean] if 0 in part else []
                     variants.append(strongest(one, head, [m for m in part if m], renormalise))
                     return with_heads(call, {head: torch.cat(variants)})
 
-                changed = logits(handle, tokens.expand(len(part), -1), cut, {layer})
-                for m, row in zip(part, changed, strict=True):
-                    now = row.double().log_softmax(-1)
-                    divergence = (whole.exp() * (whole - now)).sum(-1).mean()
-                    loss = (whole - now)[:-1].gather(-1, truth).mean()
-                    rows.append((layer, head, sequence, m, float(divergence), float(loss)))
+                with continued(blocks, outputs, layer, len(part)) if layer in short else nullcontext():
+                    changed = logits(handle, tokens.expand(len(part), -1), cut, {layer})
+                rows += [(layer, head, sequence, m, *whole.against(row)) for m, row in zip(part, changed, strict=True)]
             done += 1
             if progress is not None:
                 progress("heads cut to their strongest associations", done, len(heads) * len(stimuli.tokens))
@@ -92,28 +103,44 @@ def _parts(kept: list[int]) -> list[list[int]]:
     return [kept[i : i + VARIANTS] for i in range(0, len(kept), VARIANTS)]
 
 
-def all_tests(call: AttentionCall, tokens: Int[Tensor, "n"], sequence: int = 0) -> Trials:
-    """The trials of one sequence of a call with every position tested."""
+def all_tests(call: AttentionCall, tokens: Int[Tensor, "n"], factors: Factors, sequence: int = 0) -> Trials:
+    """The trials of one sequence of a call with every position tested; `factors` is looked into and added to."""
     n = len(tokens)
-    weight = output_weight(call.projection, call.queries.shape[1], call.values.shape[-1])
+    if call.layer not in factors:
+        weight = output_weight(call.projection, call.queries.shape[1], call.values.shape[-1])
+        factors[call.layer] = write_factor(weight, working_dtype(call))
     positions = torch.arange(n, device=tokens.device)
     ones = torch.ones(n, device=tokens.device)
-    return trials(call, sequence, tokens, positions, ones, write_factor(weight, working_dtype(call)), 0)
+    return trials(call, sequence, tokens, positions, ones, factors[call.layer], 0)
 
 
 def strongest(one: Trials, head: int, kept: list[int], renormalise: bool) -> Float[Tensor, "kept n d_v"]:
     """The head's response from each test's `m` largest contributions, for each `m` of `kept`."""
-    strengths = one.strengths[head]
-    rank = one.contributions[head].argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
-    values = one.values[head // one.group]
-    responses = []
-    for m in kept:
-        some = torch.where(rank < m, strengths, 0.0)
-        if renormalise:
-            some = some * (strengths.sum(-1, keepdim=True) / some.sum(-1, keepdim=True))
-        responses.append(some @ values)
-    cut = torch.stack(responses)
+    order = ranks(one.contributions[head])
+    cut = torch.stack([kept_alone(one.strengths[head], order < m, renormalise) for m in kept])
+    cut = cut @ one.values[head // one.group]
     return cut if one.gate is None else cut * one.gate[head]
+
+
+def ranks(contributions: Float[Tensor, "*heads n n"]) -> Int[Tensor, "*heads n n"]:
+    """Each association's place among its test's, 0 for the one that contributes most; ties in order of position."""
+    order = contributions.argsort(dim=-1, descending=True, stable=True)
+    places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, places)
+
+
+def kept_alone(
+    strengths: Float[Tensor, "*heads n n"], keep: Bool[Tensor, "*heads n n"], renormalise: bool
+) -> Float[Tensor, "*heads n n"]:
+    """The strengths of the associations to keep; where asked, scaled to the sum that all of the test's had.
+
+    A test whose kept strengths are all zero has nothing to scale and is left with none.
+    """
+    some = strengths.where(keep, 0.0)
+    if not renormalise:
+        return some
+    left = some.sum(-1, keepdim=True)
+    return some * torch.where(left > 0, strengths.sum(-1, keepdim=True) / left, 0.0)
 
 
 def mean_responses(

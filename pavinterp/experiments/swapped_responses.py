@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pavinterp.capture.call import AttentionCall
 from pavinterp.experiments.association_terms import Learned, Variant
-from pavinterp.experiments.cut_responses import all_tests
+from pavinterp.experiments.cut_responses import Factors, all_tests
 from pavinterp.experiments.interventions import logits, with_heads
 from pavinterp.models import ModelHandle
 from pavinterp.trials import Trials
@@ -105,7 +105,8 @@ def swapped(call: AttentionCall, tokens: Int[Tensor, "n"], plans: Sequence[Plan]
         if here[row]:
             rows.setdefault(history, row)
     stands = {history: place for place, history in enumerate(rows)}
-    one = stacked([all_tests(call, tokens, row) for row in rows.values()])
+    factors: Factors = {}
+    one = stacked([all_tests(call, tokens, factors, row) for row in rows.values()])
     heads, kv_heads = call.queries.shape[1], call.keys.shape[1]
     wanted: dict[tuple[str, ...], tuple[Variant | None, set[int]]] = {}
     for mine, history in zip(here, histories, strict=True):

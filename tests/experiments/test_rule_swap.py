@@ -79,7 +79,7 @@ def test_no_gain_is_the_mean_us_by_a_plain_loop(name):
         logits(handle, TOKENS[None], keep, {layer})
     call, put = seen["call"], seen["put"].unflatten(-1, (4, -1))[0]
     window, kv_head = ROWS[name].windows[-1] or LENGTH, head // (4 // ROWS[name].kv_heads)
-    one = all_tests(call, TOKENS)
+    one = all_tests(call, TOKENS, {})
     for t in range(LENGTH):
         mean = sum(call.values[0, kv_head, j] for j in range(max(0, t + 1 - window), t + 1)) / min(t + 1, window)
         left = one.strengths[head, t].sum()  # 1, less a sink's share
@@ -165,7 +165,7 @@ def test_the_gain_is_that_of_least_squares_on_the_other_half():
     pairs = {}
 
     def keep(call, sequence):
-        learned = Learned(all_tests(call, torch.from_numpy(DOCUMENTS[sequence])))
+        learned = Learned(all_tests(call, torch.from_numpy(DOCUMENTS[sequence]), {}))
         x, y = learned.rule_term(Variant("covariance", "either")), learned.response_term()
         for head in range(4):
             pairs.setdefault((call.layer, head, bool(fitted.in_a[sequence])), []).append((x[head], y[head]))

@@ -11,6 +11,8 @@ from pavinterp.errors import UserError
 
 # in transformers' order of preference
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+SIZES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_labels")
+MOST = 10_000  # of each
 
 
 def check_folder(folder: Path) -> None:
@@ -22,12 +24,26 @@ def check_folder(folder: Path) -> None:
         if (folder / "adapter_config.json").is_file():
             raise UserError(f"{folder} is an adapter, not a model: merge it into its base model and save that")
         raise UserError(f"no config.json in {folder}: give a folder written by save_pretrained, or a .gguf file")
+    _check_sizes(folder / "config.json")
     if (folder / "adapter_config.json").is_file():  # transformers would load it, or not, as PEFT is installed or not
         raise UserError(adapter_beside(str(folder)))
     if not weight_files(folder):
         raise UserError(
             f"no weights in {folder}: expected {WEIGHTS[0]} or {WEIGHTS[2]}, whole or in shards with an index"
         )
+
+
+def _check_sizes(path: Path) -> None:
+    """Raise UserError where a configuration asks for more layers or labels than a model has; building it never ends."""
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return  # transformers says what is wrong with it
+    parts = [part for part in (config, *config.values()) if isinstance(part, dict)] if isinstance(config, dict) else []
+    for part in parts:
+        for name in SIZES:
+            if isinstance(part.get(name), int) and part[name] > MOST:
+                raise UserError(f"{path}: {name} is {part[name]:,}, more than any model has: correct it")
 
 
 def weight_files(folder: Path) -> list[Path]:

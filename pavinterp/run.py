@@ -350,12 +350,14 @@ def _probe(handle: ModelHandle, stimuli: Stimuli, bos: str, seed: int) -> Stimul
         sequences=PROBE_SEQUENCES,
         bos=bos if handle.tokenizer is not None else "never",
         seed=seed,
+        below=handle.vocabulary_size,
     )
 
 
 def probe_length(handle: ModelHandle, wanted: int) -> int:
     """`wanted`, or what the model's positions and two copies of different tokens of its vocabulary allow."""
-    return min(wanted, handle.max_context or wanted, 2 * len(ordinary_token_ids(vocabulary_of(handle))))
+    different = ordinary_token_ids(vocabulary_of(handle), handle.vocabulary_size)
+    return min(wanted, handle.max_context or wanted, 2 * len(different))
 
 
 def merge(residuals: dict[int, list[float]], more: dict[int, list[float]]) -> None:

@@ -258,13 +258,17 @@ def _check_arguments(length: int, name: str, sequences: int | None, bos: str, se
     require_whole("seed", seed, 0)
 
 
-def ordinary_token_ids(tokenizer_or_vocabulary_size: PreTrainedTokenizerBase | int) -> Ids:
-    """Ids of the vocabulary, sorted, without special and added tokens; all ids below a size given as a number."""
+def ordinary_token_ids(tokenizer_or_vocabulary_size: PreTrainedTokenizerBase | int, below: int | None = None) -> Ids:
+    """Ids of the vocabulary, sorted, without special and added tokens; all ids below a size given as a number.
+
+    `below`: rows of the model's embedding; a tokenizer may know tokens that the model has no row for.
+    """
     if isinstance(tokenizer_or_vocabulary_size, int | np.integer):
         return np.arange(tokenizer_or_vocabulary_size, dtype=np.int64)
     tokenizer = tokenizer_or_vocabulary_size
     left_out = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
-    return np.array(sorted(set(tokenizer.get_vocab().values()) - left_out), np.int64)
+    ids = np.array(sorted(set(tokenizer.get_vocab().values()) - left_out), np.int64)
+    return ids if below is None else ids[ids < below]
 
 
 def repeated_random_tokens(
@@ -274,16 +278,18 @@ def repeated_random_tokens(
     sequences: int = 16,
     bos: str = "auto",
     seed: int = 0,
+    below: int | None = None,
 ) -> Stimuli:
     """Sequences `[BOS?] x x` of `length` tokens in all, `x` random: the stimuli that tell kinds of heads apart.
 
     `x` is drawn without replacement from `ordinary_token_ids`, so that a token's one earlier occurrence is known. Where
     two copies do not divide the length, the second lacks its last token. Each sequence is a document (cluster) of its
-    own. A vocabulary size in place of a tokenizer knows no BOS. UserError where the vocabulary is too small.
+    own. A vocabulary size in place of a tokenizer knows no BOS. Ids from `below` on, if given, are left out. UserError
+    where the vocabulary is too small.
     """
     _check_arguments(length, "length", sequences, bos, seed)
     tokenizer = None if isinstance(tokenizer_or_vocabulary_size, int | np.integer) else tokenizer_or_vocabulary_size
-    ordinary = ordinary_token_ids(tokenizer_or_vocabulary_size)
+    ordinary = ordinary_token_ids(tokenizer_or_vocabulary_size, below)
     with _left_as_it_was(tokenizer):
         prefix = np.array(_prefix(tokenizer, bos, ""), np.int64)
     period = -(-(length - len(prefix)) // 2)

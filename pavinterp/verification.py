@@ -54,7 +54,12 @@ def verify(
         chosen = choose_layers(shapes, layers)
         length = probe_length(handle, length)
         probe = repeated_random_tokens(
-            vocabulary_of(handle), length=length, sequences=sequences, bos="never", seed=seed
+            vocabulary_of(handle),
+            length=length,
+            sequences=sequences,
+            bos="never",
+            seed=seed,
+            below=handle.vocabulary_size,
         )
         residuals: dict[int, list[float]] = {}
         between: dict[int, str] = {}

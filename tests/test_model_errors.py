@@ -408,3 +408,9 @@ def test_out_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", too_large)
     text = message(folder)
     assert f"out of memory loading {folder} as float32 on cpu: try --dtype bfloat16" in text
+
+
+@pytest.mark.parametrize("name", ["n_layer", "num_hidden_layers", "num_labels"])
+def test_sizes_that_no_model_has(folder: Path, name: str) -> None:
+    edit_config(folder, **{name: 10**9})
+    assert f"{name} is 1,000,000,000, more than any model has" in message(folder)

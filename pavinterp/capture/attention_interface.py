@@ -175,7 +175,8 @@ def chunk_of(module: nn.Module, layer: int) -> int | None:
     """Positions of a chunk where the layer attends within chunks (Llama 4), which only the mask tells its kernel."""
     config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None) or ()
-    return config.attention_chunk_size if layer < len(kinds) and kinds[layer] == "chunked_attention" else None
+    chunked = layer < len(kinds) and kinds[layer] == "chunked_attention"
+    return getattr(config, "attention_chunk_size", None) if chunked else None
 
 
 def output_projection(module: nn.Module) -> nn.Module:

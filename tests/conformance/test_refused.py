@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from architectures import REFUSED, ROWS, build
 from table import FILE, table
@@ -77,3 +78,17 @@ def test_verify_says_all_of_it(name, passed, other, skipped):
 
 def test_the_table_of_architectures_is_that_of_the_suite():
     assert FILE.read_text(encoding="utf-8") == table()
+
+
+def test_a_tokenizer_that_knows_more_tokens_than_the_model(tmp_path):
+    """The probe is drawn from the model's own rows."""
+    folder = tiny.model_folder(tmp_path / "model", build("bloom"))
+    handle = pi.load(folder)
+    assert max(handle.tokenizer.get_vocab().values()) >= handle.vocabulary_size
+    assert pi.verify(handle, length=32)["passed"]
+
+
+def test_layer_types_that_the_model_does_not_know():
+    model = build("llama")
+    model.config.layer_types = ["chunked_attention"] * 2
+    assert pi.verify(model, length=32)["passed"]

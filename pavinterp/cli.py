@@ -42,6 +42,7 @@ from pavinterp.options import (
     TextField,
     Tokenizer,
     Trust,
+    With,
     check_pages,
     name_of,
     parse_layers,
@@ -95,6 +96,16 @@ def _options(
     pass
 
 
+EXPERIMENTS = {
+    "rules": "explain",
+    "capacity": "memory_capacity",
+    "needed": "needed_associations",
+    "swap": "linearisation_cost",
+    "budget": "association_budget",
+}
+"""Commands that `report --with` takes, and the function of each."""
+
+
 def _measuring(with_pages: bool) -> Callable[..., None]:
     """The function behind `report` (with pages) and `measure` (tables only): the same options, the same steps."""
 
@@ -110,6 +121,7 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         tests: Tests = "64",
         layers: Layers = None,
         pages: Pages = None,
+        others: With = None,
         batch: Batch = None,
         capture: Capture = "auto",
         device: Device = "auto",
@@ -128,6 +140,9 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
 
         number_of_tests, chosen_layers, paged = parse_tests(tests), parse_layers(layers), parse_layers(pages, "--pages")
         where = os.path.join("reports", name_of(model)) if out is None else out
+        experiments = parse_names(others) or []
+        if wrong := [name for name in experiments if name not in EXPERIMENTS]:
+            raise UserError(f"--with {','.join(wrong)}: choose among {', '.join(EXPERIMENTS)}")
         check_folder(where, overwrite)  # before the work, not after it
         folder = Path(os.path.expanduser(where))
         if paged is not None and not with_pages:
@@ -165,6 +180,21 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
                 progress=progress,
                 command=ctx.obj["command"],
             )
+            for name in experiments:
+                run.add(
+                    getattr(pi, EXPERIMENTS[name])(
+                        handle,
+                        text,
+                        context=None if context is None else min(context, 256),
+                        sequences=None if sequences is None else min(sequences, 16),
+                        layers=chosen_layers,
+                        seed=seed,
+                        bos=bos,
+                        capture=capture,
+                        progress=progress,
+                        command=ctx.obj["command"],
+                    )
+                )
             with progress.stage(f"writing {folder}"):
                 if with_pages:
                     run.report(folder, overwrite=overwrite, pages=paged)

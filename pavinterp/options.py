@@ -58,6 +58,15 @@ Pages = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Layers whose heads get a page of their own (report only); all if not given."),
 ]
+With = Annotated[
+    str | None,
+    typer.Option(
+        "--with",
+        metavar="LIST",
+        help="Experiments to make too and show beside the loads, such as rules,capacity,needed,swap,budget; each on at "
+        "most 16 sequences of 256 tokens, which takes minutes for a small model and hours for a large one.",
+    ),
+]
 Batch = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Sequences a forward pass; about 4,096 tokens if not given."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +76,7 @@ class SyntheticRun:
     details: SimpleNamespace
     manifest: dict[str, Any]
     records: pd.DataFrame | None = None
+    experiments: dict[str, Any] = field(default_factory=dict)
 
     def heads(self) -> pd.DataFrame:
         return self.table

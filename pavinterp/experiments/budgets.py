@@ -14,6 +14,7 @@ import pandas as pd
 from pavinterp.arguments import require_one_of
 from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
+from pavinterp.experiment import Experiment
 from pavinterp.experiments.allocations import Budgets, alike, by_curves, by_load, smallest, spread
 from pavinterp.experiments.certified import certified_records
 from pavinterp.experiments.cross_fitting import halves
@@ -59,6 +60,19 @@ class AssociationBudget:
     methods: pd.DataFrame
     curve: pd.DataFrame
     manifest: dict[str, Any]
+
+    def experiment(self) -> Experiment:
+        """What a run keeps of it: each head's budget, and what budgets cost."""
+        numbers = self.heads[["budget"]].copy()
+        limit = self.manifest["arguments"]["max_loss_increase"]
+        said = (
+            "Associations that each test of the head keeps where all heads are cut at once for a loss increase of "
+            f"{limit:g} nats per token on the calibration half; a choice, without an interval."
+        )
+        numbers.attrs = {"units": {"budget": "associations"}, "descriptions": {"budget": said}}
+        frames = {"heads": self.heads, "methods": self.methods, "curve": self.curve}
+        plain = {name: f if f.index.names != [None] else f.rename_axis("row") for name, f in frames.items()}
+        return Experiment("budget", numbers, plain, self.manifest)
 
 
 def association_budget(

@@ -15,6 +15,7 @@ import torch
 from pavinterp.capture import certificate
 from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
+from pavinterp.experiment import Experiment
 from pavinterp.experiments.association_terms import SumsOfSquares, variants
 from pavinterp.experiments.cut_responses import chosen_heads
 from pavinterp.experiments.fitted_rules import BEST, MEAN_US, Fitted, fit_rules
@@ -69,6 +70,31 @@ class Swapped:
             f"Swapped({model['name']}: {len(self.heads)} heads, {text['sequences']} sequences of {text['context']} "
             "tokens; .heads, .layers, .total, .correlations, .curve, .manifest)"
         )
+
+    def experiment(self) -> Experiment:
+        """What a run keeps of it: what each head's best rule costs and what its associations are worth, and curves."""
+        shown = {
+            "linearisation_cost": ("cost_best", "Rise of the next-token loss with the head's best linear rule."),
+            "associations_worth": ("cost_mean_us", "Rise of the next-token loss without the head's associations."),
+        }
+        shown = {name: what for name, what in shown.items() if what[0] in self.heads.columns}
+        numbers = pd.DataFrame(index=self.heads.index)
+        for name, (column, _) in shown.items():
+            for end in ("", "_lo", "_hi"):
+                numbers[f"{name}{end}"] = self.heads[f"{column}{end}"]
+        numbers.attrs = {
+            "units": dict.fromkeys(shown, "nats per token"),
+            "descriptions": {name: said for name, (_, said) in shown.items()},
+        }
+        frames = {"heads": self.heads, "layers": self.layers, "total": self.total, "correlations": self.correlations}
+        if self.curve is not None:
+            frames["curve"] = self.curve
+        return Experiment("swap", numbers, {name: _named(frame) for name, frame in frames.items()}, self.manifest)
+
+
+def _named(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with a name for its index, so that it can be written and read back."""
+    return frame if frame.index.names != [None] else frame.rename_axis("row")
 
 
 def linearisation_cost(

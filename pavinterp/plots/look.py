@@ -53,6 +53,7 @@ ROLES = {
 
 # name -> (width in pixels, dashed): the regime of a cell of the map is told by its outline, its colour is its load.
 OUTLINES = {
+    "": (0.0, False),  # a map of something else than loads
     "error-free": (0.0, False),
     "error-free/graded": (1.0, True),
     "graded": (1.0, False),

@@ -134,7 +134,7 @@ def _draw_cells(ax: Axes, mark: Cells) -> None:
             frame = Rectangle((x - 0.38, y - 0.38), 0.76, 0.76, fill=False, label="_regime", **_frame(regime))
             frame.set_edgecolor("white" if dark else "black")
             ax.add_patch(frame)
-    present = [r for r in OUTLINES if r in mark.regime and r != "undefined"]
+    present = [r for r in OUTLINES if r and r in mark.regime and r != "undefined"]
     key = [Rectangle((0, 0), 1, 1, facecolor="none", edgecolor="black", label=r, **_frame(r)) for r in present]
     if key:
         below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.14), "ncols": min(len(key), 3)}

@@ -119,7 +119,7 @@ def cell_size(room: float, columns: int, rows: int) -> tuple[float, float]:
 def key_entries(cells: Cells) -> list[str]:
     """Regimes of the map in the order of their load."""
     present = set(cells.regime)
-    return [r for r in OUTLINES if r in present] + sorted(present - set(OUTLINES))
+    return [r for r in OUTLINES if r and r in present] + sorted(present - set(OUTLINES))
 
 
 def key_label(cells: Cells, regime: str) -> str:
@@ -136,7 +136,8 @@ def key_places(cells: Cells, width: float) -> list[tuple[float, int]]:
 
 def _key_height(cells: Cells, width: float) -> float:
     """Colour bar, its ticks, and the rows of regimes."""
-    return 53 + LINE * 1.2 * (key_places(cells, width)[-1][1] + 1)
+    places = key_places(cells, width)
+    return 53 + (LINE * 1.2 * (places[-1][1] + 1) if places else 0)
 
 
 def _place_rule_labels(sheet: Sheet) -> float:

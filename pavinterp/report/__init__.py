@@ -27,6 +27,9 @@ class Measured(Protocol):
     @property
     def manifest(self) -> dict[str, Any]: ...
 
+    @property
+    def experiments(self) -> Any: ...
+
     def heads(self) -> pd.DataFrame: ...
 
 
@@ -50,6 +53,7 @@ def write(run: Measured, folder: str | Path, pages: Collection[int] | None = Non
 
     folder = Path(folder)
     heads, details = run.heads(), run.details
+    frames = {f"{one.name}.{name}": frame for one in run.experiments.values() for name, frame in one.frames.items()}
     attrs = {str(name): value for name, value in heads.attrs.items()}
     (folder / "heads").mkdir(exist_ok=True)
     names = [head_name(int(layer), int(head)) for layer, head in heads.index]
@@ -72,6 +76,7 @@ def write(run: Measured, folder: str | Path, pages: Collection[int] | None = Non
             tests=tests.get(place, details.tests.iloc[:0]),
             spectrum=spectra.get(key, details.spectra.iloc[:0]),
             examples=examples.get(place, []),
+            experiments=_of_head(frames, place),
             siblings=siblings[key],
             before=names[paged[step - 1]] if step else None,
             after=names[paged[step + 1]] if step + 1 < len(paged) else None,
@@ -81,6 +86,16 @@ def write(run: Measured, folder: str | Path, pages: Collection[int] | None = Non
         )
         (folder / "heads" / f"{name}.html").write_text(page, encoding="utf-8")
     return write_index(folder, heads, run.manifest, frozenset(names[i] for i in paged))
+
+
+def _of_head(frames: dict[str, pd.DataFrame], place: tuple[int, int]) -> dict[str, pd.DataFrame]:
+    """The head's rows of each experiment's frame that is indexed by layer and head first."""
+    mine: dict[str, pd.DataFrame] = {}
+    for name, frame in frames.items():
+        if list(frame.index.names[:2]) == ["layer", "head"] and frame.index.nlevels > 2 and place in frame.index:
+            rows: Any = frame.xs(place, level=["layer", "head"])
+            mine[name] = rows
+    return mine
 
 
 def _groups(frame: pd.DataFrame, by: list[str]) -> dict[tuple[int, int], pd.DataFrame]:

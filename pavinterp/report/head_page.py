@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from pavinterp.plots import experiments as experiment_pictures
 from pavinterp.plots import one_head
 from pavinterp.plots.as_svg import svg
 from pavinterp.plots.marks import Picture
@@ -48,6 +49,7 @@ def head_page(
     tests: pd.DataFrame,
     spectrum: pd.DataFrame,
     examples: list[dict[str, Any]],
+    experiments: dict[str, pd.DataFrame],
     siblings: list[str],
     before: str | None,
     after: str | None,
@@ -60,6 +62,7 @@ def head_page(
     Args:
         row: the head's row of the heads table; its name is (layer, head).
         tests, spectrum, examples: its parts of the run's details.
+        experiments: by "experiment.frame", its rows of the experiments' frames.
         siblings: names of all heads that read its KV head, itself included.
         before, after: names of its neighbours in the table.
         of: number of heads in the table.
@@ -76,7 +79,7 @@ def head_page(
         row=row,
         identity=_identity(row, siblings),
         lead=typeset(_lead(row)),
-        panels=_panels(row, tests, spectrum, siblings, context),
+        panels=_panels(row, tests, spectrum, siblings, context) + _of_experiments(experiments),
         estimates=estimates(row, attrs, context),
         examples=[example(found) for found in examples],
         before=before,
@@ -199,6 +202,29 @@ def _panels(
             "tokens.",
         ),
     ]
+
+
+def _of_experiments(frames: dict[str, pd.DataFrame]) -> list[Panel]:
+    panels = []
+    if "capacity.curves" in frames:
+        panels.append(
+            _panel(
+                "Capacity of its own pairs",
+                experiment_pictures.capacity_curves(frames["capacity.curves"]),
+                "Memories of N of the head’s own pairs, probed with every stored CS; beside its Hebbian memory and its "
+                "softmax the same with isotropic CSs, and with the random weights of an untrained model.",
+            )
+        )
+    if "rules.rules" in frames:
+        panels.append(
+            _panel(
+                "Learning rules",
+                experiment_pictures.rule_r2(frames["rules.rules"]),
+                "What each rule explains of the response beyond the mean US: one gain, fitted on one half of the text "
+                "and judged on the other. CSs centred.",
+            )
+        )
+    return panels
 
 
 def _of(drawn: pd.DataFrame, tests: pd.DataFrame) -> str:

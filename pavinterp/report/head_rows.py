@@ -41,6 +41,16 @@ COLUMNS = (
     Column("d_eff", "d_eff", "1"),
     Column("own_capacity_worst", "own N_worst", "1"),
     Column("own_capacity_average", "own N_avg", "1"),
+    Column("capacity_hebbian", "Hebbian capacity", "1"),
+    Column("capacity_hebbian_random", "the same, random weights", "1"),
+    Column("capacity_softmax", "softmax capacity", "1"),
+    Column("linearity", "linearity"),
+    Column("best_rule", "best rule", "text"),
+    Column("best_r2", "its R²"),
+    Column("needed_5", "needed (5 %)", "1"),
+    Column("linearisation_cost", "linearisation cost", "4"),
+    Column("associations_worth", "associations' worth", "4"),
+    Column("budget", "budget", "0"),
 )
 
 

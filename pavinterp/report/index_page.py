@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from pavinterp.plots import across_heads
 from pavinterp.plots.as_svg import svg
+from pavinterp.plots.experiments import MAPS, number_map
 from pavinterp.plots.words import fixed, head_name, number
 from pavinterp.report import head_rows
 from pavinterp.report.order import in_order
@@ -37,12 +38,15 @@ def write_index(folder: Path, heads: pd.DataFrame, manifest: dict[str, Any], pag
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     drawn = {}
-    for picture in (across_heads.load_map(heads), across_heads.load_ranking(heads), across_heads.load_by_depth(heads)):
+    maps = [number_map(heads, column) for column in MAPS if column in heads.columns]
+    pictures = (across_heads.load_map(heads), across_heads.load_ranking(heads), across_heads.load_by_depth(heads))
+    for picture in (*pictures, *maps):
         (figures / f"{picture.name}.svg").write_text(svg(picture, WIDE, alone=True), encoding="utf-8")
         drawn[picture.name] = {
             "wide": Markup(svg(picture, WIDE, address)),
             "narrow": Markup(svg(picture, NARROW, address)),
             "missing": picture.missing,
+            "description": picture.description,
         }
     context = int(manifest["corpus"]["context"])
     summary = summarise(heads)
@@ -54,6 +58,7 @@ def write_index(folder: Path, heads: pd.DataFrame, manifest: dict[str, Any], pag
         false_alarms=max(1, round(0.05 * summary.heads)),
         sentences=sentences(summary, manifest),
         figures=drawn,
+        maps=[(name, title) for column, (name, title, _) in MAPS.items() if column in heads.columns],
         columns=head_rows.columns_of(heads),
         rows=head_rows.rows(heads, context),
         regimes=list(dict.fromkeys(heads["regime"])),

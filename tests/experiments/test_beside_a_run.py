@@ -1,0 +1,85 @@
+"""Experiments beside a run: in its table, its folder and its pages, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from architectures import build
+from test_run import stimuli
+
+import pavinterp as pi
+from pavinterp.errors import UserError
+from pavinterp.plots.experiments import MAPS, capacity_curves, number_map, rule_r2
+
+DOCUMENTS = [np.random.default_rng(i).integers(3, 101, 24) for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def run():
+    handle, text = pi.load(build("llama")), stimuli(DOCUMENTS)
+    run = pi.measure(handle, text, progress=False)
+    run.add(pi.memory_capacity(handle, text, rules=["hebbian", "softmax"], progress=False))
+    run.add(pi.explain(handle, text, rules=["covariance", "delta"], progress=False))
+    run.add(pi.needed_associations(handle, text, progress=False))
+    run.add(pi.linearisation_cost(handle, text, rules=["covariance"], progress=False))
+    run.add(pi.association_budget(handle, text, by="load", progress=False))
+    return run
+
+
+def test_numbers_stand_in_the_table_with_their_definitions(run):
+    heads = run.heads()
+    for name in ("capacity_hebbian", "linearity", "needed_5", "linearisation_cost", "associations_worth"):
+        assert {name, f"{name}_lo", f"{name}_hi"} <= set(heads.columns)
+        assert heads.attrs["units"][name]
+        assert heads.attrs["descriptions"][name]
+    assert (heads["budget"] >= 1).all()
+    assert heads.attrs["units"]["effective_load"] == "associations"
+
+
+def test_written_and_read_back(run, tmp_path):
+    page = run.report(tmp_path / "run")
+    again = pi.Run.load(tmp_path / "run")
+    assert sorted(again.experiments) == ["budget", "capacity", "needed", "rules", "swap"]
+    pd.testing.assert_frame_equal(again.heads(), run.heads())
+    assert again.heads().attrs["descriptions"] == run.heads().attrs["descriptions"]
+    for name, experiment in run.experiments.items():
+        for frame, table in experiment.frames.items():
+            read = again.experiments[name].frames[frame]
+            assert read.index.names == table.index.names
+            plain = [x.astype(object).where(x.notna(), None) for x in (read, table)]  # NA of several kinds
+            pd.testing.assert_frame_equal(*plain, check_dtype=False)
+    index = page.read_text()
+    assert all(f'id="{name}"' in index for name, _, _ in MAPS.values())
+    head = (tmp_path / "run" / "heads" / "L01H02.html").read_text()
+    assert "Capacity of its own pairs" in head
+    assert "Learning rules" in head
+    assert "linearisation_cost" in head
+    run.report(tmp_path / "run", overwrite=True)  # experiments are part of a run, not somebody's own files
+
+
+def test_experiments_of_another_model_are_refused(run):
+    other = build("llama")
+    other.model.layers[0].self_attn.q_proj.weight.data *= 2
+    found = pi.explain(pi.load(other), stimuli(DOCUMENTS), rules=["covariance"], progress=False)
+    with pytest.raises(UserError, match=r"rules was found on .* add what is of one model"):
+        run.add(found)
+
+
+def test_pictures(run):
+    curves = run.experiments["capacity"].frames["curves"].xs((1, 2), level=["layer", "head"])
+    picture = capacity_curves(curves)
+    assert not picture.missing
+    labels = {mark.label for mark in picture.marks if mark.label}
+    assert labels == {
+        "softmax", "Hebbian", "Hebbian, isotropic CSs", "Hebbian, random weights", "capacity: f² = 1/2",
+    }  # fmt: skip
+    rules = run.experiments["rules"].frames["rules"].xs((1, 2), level=["layer", "head"])
+    assert set(rule_r2(rules).y.names) == {"covariance", "delta"}
+    heads = run.heads()
+    cells = number_map(heads, "needed_5").marks[0]
+    values = heads["needed_5"].to_numpy()
+    shown = values / np.median(values[np.isfinite(values)])
+    np.testing.assert_allclose(cells.value, np.where(np.isfinite(values), shown, np.nan))
+    nothing = heads.assign(linearisation_cost=-1.0)
+    assert number_map(nothing, "linearisation_cost").missing

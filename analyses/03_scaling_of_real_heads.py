@@ -49,7 +49,7 @@ for name in MODELS:
 # ## By model
 #
 # Medians over heads, with the quartiles. `inf` where the squared fidelity is still above 1/2 with as many pairs as the
-# context has (256); a median may be `inf` too. *query metric*: the CSs compared as the head's own test stimuli see them.
+# context has (256); a median may be `inf` too. *query metric*: CSs compared as the head's own test stimuli see them.
 
 # %%
 MEMORIES = {
@@ -104,6 +104,9 @@ for ax, (label, column, title) in zip(axes, panels, strict=True):
     line = np.geomspace(*ax.get_xlim() if ax.get_xlim()[0] > 0 else (1, 200), 50)
     ax.plot(line, 1 + line, color="0.3", ls="--", lw=1.2, label="$1 + d_{eff}$")
     ax.set(xscale="log", yscale="log", xlabel=f"{column} (dimensions)", title=title)
+    ticks = [t for t in (1, 2, 4, 8, 16, 32, 64, 128) if ax.get_xlim()[0] <= t <= ax.get_xlim()[1]]
+    ax.set_xticks(ticks, [str(t) for t in ticks])
+    ax.minorticks_off()
 axes[0].set_ylabel("associations at $f^2 = 1/2$")
 axes[0].legend(frameon=False, fontsize=8)
 plt.show()
@@ -141,16 +144,14 @@ if len(found) > 1:
     fig, ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     widths = np.array([result.heads["d_k"].iloc[0] for result in found.values()], float)
     order = np.argsort(widths)
-    for i, label in enumerate(
-        ("theorem, isotropic", "isotropic CSs", "own CSs", "own CSs, query metric", "real tests")
-    ):
+    drawn = ("theorem, isotropic", "isotropic CSs", "own CSs", "own CSs, query metric", "real tests")
+    for i, label in enumerate(drawn):
         middle = np.array([quartiles(capacities(result, MEMORIES[label]))[0] for result in found.values()])
         ax.plot(widths[order], middle[order], marker="osD^v"[i], ls=["--", "-", "-", "-", "-"][i], label=label)
         if np.isfinite(middle).all():
             slope = np.polyfit(np.log(widths), np.log(middle), 1)[0]
-            print(
-                f"{label}: medians {', '.join(f'{m:.3g}' for m in middle[order])}; slope {slope:.2f} of {len(found)} points"
-            )
+            medians = ", ".join(f"{m:.3g}" for m in middle[order])
+            print(f"{label}: medians {medians}; slope {slope:.2f} of {len(found)} points")
     ax.set(xscale="log", yscale="log", xlabel="$d_k$", ylabel="associations at $f^2 = 1/2$, median head")
     ax.set_xticks(widths, [f"{w:g}" for w in widths])
     ax.minorticks_off()
@@ -172,7 +173,7 @@ if len(found) > 1:
 # | the head's own tests, linear memory | 18.2 | 9.7 | 6.1 |
 #
 # - With isotropic CSs real USs behave as the theorem says: capacity grows with `d_k` to the power 0.9.
-# - The CSs that heads really have hold fewer pairs, and the deficit grows with width: `d_k` 256 buys little more than 64.
+# - The CSs that heads really have hold fewer pairs, and more so at greater width: `d_k` 256 buys little more than 64.
 # - As the head's own test stimuli compare them, capacity does not grow with `d_k` at all: five to ten pairs in each of
 #   the three. The metric of the theorem is not that of the head.
 # - Softmax holds all 256 pairs of a context with most heads of all three.
@@ -181,4 +182,4 @@ if len(found) > 1:
 #   equal tokens have nearly equal pairs, which answer for each other, and a text has many. The control says what the
 #   architecture and the text give for nothing, and that is a good deal.
 #
-# Three widths are three points. Whether capacity in the query metric stays flat at larger `d_k` is for more models to say.
+# Three widths are three points. Whether capacity in the query metric stays flat at larger `d_k`, more models must say.

@@ -28,6 +28,7 @@ test: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV)
 
+# editable_mode=compat: a clone in a folder named pavinterp does not hide the package from a Python started beside it.
 # torch goes in first and alone: its wheel is chosen (CPU or CUDA) by what the index offers, and nothing later moves it.
 $(VENV)/.torch: constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "pavinterp needs Python 3.11 or newer, $(PYTHON) is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
@@ -36,9 +37,9 @@ $(VENV)/.torch: constraints.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
-	$(PIP) --quiet -e .
+	$(PIP) --quiet --config-settings editable_mode=compat -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
-	$(PIP) --quiet -e '.[dev]'
+	$(PIP) --quiet --config-settings editable_mode=compat -e '.[dev]'
 	@touch $@ $(VENV)/.installed

@@ -282,7 +282,8 @@ def rules(
     """Say which learning rule explains each head of a model.
 
     R^2 of the head's response beyond the mean of what it sees, one gain a head and rule, fitted on one half of the text
-    and judged on the other; how much is linear at all, and which of the linear memories comes closest.
+    and judged on the other; how much is linear at all, and which of the linear memories comes closest. Seconds a layer
+    for a small model, minutes a layer for one like SmolLM2 with the default text; fewer --rules are quicker.
     """
     from pavinterp.arguments import require_one_of
     from pavinterp.output import check_file, write_file

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pavinterp.experiments import AssociationBudget, Capacity, Explanation, Needed, Swapped
 
 SHOWN = ("effective_load", "capacity_worst", "capacity_average", "regime", "fidelity", "d_eff")  # fit in 80 columns
+FEW_HEADS = 20  # below it a rank correlation over heads is mostly chance
 TEXT_COLUMNS = ("regime",)  # sorted from a to z; every other column from the largest down
 
 
@@ -133,8 +134,11 @@ def print_explanation(found: Explanation, by: str) -> None:
     manifest = found.manifest
     compared = int(found.heads["compared"].iloc[0])
     print(
-        f"R^2 of the response beyond the mean US, gain fitted on one half of the text and judged on the other; best of "
-        f"{compared} rules, {manifest['corpus']['sequences']} sequences of "
+        "R^2 of the response beyond the mean US, gain fitted on one half of the text and judged on the other. "
+        f"linearity: that of covariance, the linear term of the head's softmax; best_rule: of {compared} linear-memory "
+        "rules (not softmax, which is the head itself, nor hebbian, which is covariance here); best_share: share of "
+        "resamples in "
+        f"which it is best. {manifest['corpus']['sequences']} sequences of "
         f"{manifest['corpus']['context']} tokens. {manifest['intervals']}",
         file=sys.stderr,
     )
@@ -177,6 +181,8 @@ def print_capacity(found: Capacity) -> None:
 
 def print_needed(found: Needed) -> None:
     """Needed associations of each head beside its load, then how loads and rivals rank the heads."""
+    from pavinterp.experiments.rivals import Rivals
+
     columns = ("needed_20", "needed_10", "needed_5", "needed_2", "effective_load")
     print(f"{'layer':>5} {'head':>4}" + "".join(f"{name:>{26 if name == 'needed_5' else 16}}" for name in columns))
     for row in found.heads.reset_index().to_dict("records"):
@@ -193,6 +199,16 @@ def print_needed(found: Needed) -> None:
             low, high = float(row[f"{what}_lo"]), float(row[f"{what}_hi"])
             shown.append(share(float(row[what])) + ("" if math.isnan(low) else f" [{share(low)}, {share(high)}]"))
         print(f"{row['column']:>24} {shown[0]:>24} {shown[1]:>24}")
+    print(
+        "; ".join(f"{column.name}: {column.description.rstrip('.')}" for column in Rivals.columns) + ".",
+        file=sys.stderr,
+    )
+    if len(found.heads) < FEW_HEADS:
+        print(
+            f"A rank correlation over {len(found.heads)} heads says little of other heads: its interval is over the "
+            "text alone.",
+            file=sys.stderr,
+        )
     print(
         "needed_X: associations at which cutting the head's responses to their strongest changes the next-token "
         f"predictions by X % of what mean-ablating it does (KL divergence). {found.manifest['intervals']}",
@@ -312,6 +328,11 @@ def print_verification(result: dict[str, Any]) -> None:
         residual = f"{row['residual']:.1e}" + ("" if row["residual"] <= result["tolerance"] else " !")
         shown = row | {"sinks": "learned" if row["sinks"] else None}
         print("".join(f"{number(shown[name]):>10}" for name in head[:-1]) + f"{residual:>10}")
+    print(
+        "residual: largest difference between a head's rebuilt responses and the model's, over the size of the latter; "
+        "between: what changes responses before W_O; sinks: learned sink logits; – none",
+        file=sys.stderr,
+    )
 
 
 def print_json(value: Any) -> None:

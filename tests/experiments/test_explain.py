@@ -337,7 +337,7 @@ def test_the_command_prints_a_table_and_writes_all_of_it(command, tmp_path: Path
     assert code == 0, err
     assert sum(line.strip()[:1].isdigit() for line in out.splitlines()) == 8
     assert max(map(len, out.splitlines())) <= 80
-    assert "best of 2 rules" in err
+    assert "of 2 linear-memory rules" in err
     table = pd.read_csv(file)
     assert len(table) == 8 * 4
     assert {"rule", "cs", "r2", "r2_lo", "linearity", "best_rule"} <= {*table.columns}

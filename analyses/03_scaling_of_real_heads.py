@@ -161,16 +161,16 @@ if len(found) > 1:
 # %% [markdown]
 # ## What three models gave
 #
-# Embedded model (32 heads, its own text), SmolLM2-135M-Instruct (270 heads) and Gemma-3-270m (72 heads) on plays of
-# Shakespeare, 12 to 16 sequences of 256 tokens:
+# Embedded model (32 heads), SmolLM2-135M-Instruct (270 heads) and Gemma-3-270m (72 heads), each on 12 plays of
+# Shakespeare, 256 tokens of each (for the embedded model some of them are training text):
 #
 # | median head | d_k 32 | d_k 64 | d_k 256 |
 # |---|---|---|---|
 # | theorem, isotropic CSs | 33 | 65 | 257 |
-# | isotropic CSs, the head's USs | 38.7 | 63.4 | 252 |
-# | the head's own CSs | 18.1 | 44.9 | 54.3 |
-# | the same in the query metric | 7.2 | 9.5 | 5.5 |
-# | the head's own tests, linear memory | 18.2 | 9.7 | 6.1 |
+# | isotropic CSs, the head's USs | 37.7 | 63.4 | 252 |
+# | the head's own CSs | 18.1 | 44.7 | 52.8 |
+# | the same in the query metric | 9.0 | 9.5 | 5.4 |
+# | the head's own tests, linear memory | 16.9 | 9.7 | 6.1 |
 #
 # - With isotropic CSs real USs behave as the theorem says: capacity grows with `d_k` to the power 0.9.
 # - The CSs that heads really have hold fewer pairs, and more so at greater width: `d_k` 256 buys little more than 64.

@@ -67,11 +67,12 @@ def on_path(handle: ModelHandle, capture: str = "auto") -> ModelHandle:
         if capture == "auto":
             raise UserError(f"{handle.architecture} cannot be measured: {fault}, and {error}") from error
         raise UserError(f"{error}: leave --capture out") from error
-    witness = handle.model if _has_hooks(handle.model) else None
+    witness = handle.model if has_hooks(handle.model) else None
     return replace(handle, model=bridge.original_model, bridge=bridge, witness=witness)
 
 
-def _has_hooks(model: nn.Module) -> bool:
+def has_hooks(model: nn.Module) -> bool:
+    """Whether forward hooks or pre-hooks are on any module of a model."""
     return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 

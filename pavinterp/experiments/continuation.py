@@ -11,7 +11,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.utils import _pytree as tree
 
+from pavinterp.capture.bridge_attention import hooked_points
 from pavinterp.capture.call import AttentionCall
+from pavinterp.capture.paths import has_hooks
 from pavinterp.exits import is_out_of_memory
 from pavinterp.experiments.interventions import logits
 from pavinterp.models import ModelHandle
@@ -87,10 +89,12 @@ def continuing(handle: ModelHandle, tokens: Int[Tensor, "1 n"], layers: set[int]
 
     Found by trying each of them: the layer's responses are silenced, in a pass through all blocks and in one that
     begins at the layer, of two copies of a sequence. Layers behind something that blocks hand on beside their output
-    (shared keys and values, Gemma 3n), or that are not the block of their number, are not among the result.
+    (shared keys and values, Gemma 3n), or that are not the block of their number, are not among the result. None is
+    where hooks are on the model: what one of them keeps for a later block would be that of another pass.
     """
     blocks, good = blocks_of(handle), set[int]()
-    if not blocks:
+    hooked = hooked_points(handle.bridge) if handle.bridge is not None else has_hooks(handle.model)
+    if not blocks or hooked or (handle.witness is not None and has_hooks(handle.witness)):
         return good
     with recording(blocks) as outputs:
         logits(handle, tokens)

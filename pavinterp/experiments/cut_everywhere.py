@@ -43,8 +43,8 @@ class Cutter:
 
         Args:
             budgets: by layer, the associations that each head keeps; layers that are not there are left alone.
-            rule: which ones: the "strongest" (by contribution), the last ones ("window"), or the first position and
-                the last but one fewer ("window_and_first").
+            rule: which ones: the "strongest" (by contribution), the last ones ("window"), or the first position that
+                a test sees and the last but one fewer ("window_and_first").
             renormalise: whether the strengths that are kept are scaled to the sum that all had.
 
         Returns:
@@ -94,8 +94,9 @@ def keeps(one: Trials, budget: Int[Tensor, "heads"], rule: str) -> Bool[Tensor, 
     back = position[:, None] - position  # how far before the test
     if rule == WINDOW:
         return back < most
-    # the first position is one of those kept; a budget of one is the test itself
-    return (back < (most - 1).clamp_min(1)) | ((position == 0) & (most > 1))
+    # the first position that the test sees is one of those kept; a budget of one is the test itself
+    first = (one.bias > float("-inf")).int().argmax(-1)[..., None]
+    return (back < (most - 1).clamp_min(1)) | ((position == first) & (most > 1))
 
 
 def cut_to(one: Trials, keep: Bool[Tensor, "heads n n"], renormalise: bool) -> Float[Tensor, "heads n d_v"]:

@@ -132,13 +132,13 @@ def stored_probes(trials: Trials, memory: Memory, loads: Sequence[int]) -> list[
     order = pool[torch.randperm(len(pool), generator=generator)].to(trials.keys.device)
     keys = trials.keys[:, pool[0] :]
     if memory.cs == "isotropic":
-        drawn = torch.randn(1, *trials.keys.shape[1:], generator=generator)
-        keys = drawn.to(keys) * keys.square().mean().sqrt()
+        drawn = torch.randn(1, *trials.keys.shape[1:], generator=generator)  # the same for all heads, as the order is
+        keys = drawn.to(keys) * keys.square().mean((1, 2), keepdim=True).sqrt()
     elif memory.cs == "centred":
         keys = trials.keys - keys.mean(1, keepdim=True)
     else:
         keys = trials.keys
-    keys = keys.repeat_interleave(trials.group if len(keys) == trials.kv_heads else trials.heads, 0)
+    keys = keys.repeat_interleave(trials.group, 0)
     if memory.metric == "query":
         keys = keys @ _root(trials.queries)
     values = trials.values - trials.values[:, pool[0] :].mean(1, keepdim=True)

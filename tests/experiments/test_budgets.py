@@ -265,3 +265,12 @@ def test_one_sequence_is_not_enough():
         pi.association_budget(build("llama"), stimuli(DOCUMENTS[:1]), **QUIET)
     with pytest.raises(UserError, match="one length"):
         pi.association_budget(build("llama"), stimuli([DOCUMENTS[0], DOCUMENTS[1][:9]]), **QUIET)
+
+
+def test_a_window_and_the_first_position_seen_are_all_that_a_windowed_head_sees():
+    one, _ = make_trials(n=20, window=8)
+    keep = keeps(one, torch.full((one.heads,), 8), "window_and_first")
+    visible = one.bias > float("-inf")
+    assert bool((keep | ~visible).all())
+    fewer = keeps(one, torch.full((one.heads,), 3), "window_and_first")
+    assert (fewer & visible)[0, 15].nonzero().flatten().tolist() == [8, 14, 15]

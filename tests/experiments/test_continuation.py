@@ -56,3 +56,15 @@ def test_curves_are_the_same_with_and_without(name, monkeypatch):
         full = cut_responses.curves(handle, text, [(1, 0), (3, 2)])
     np.testing.assert_allclose(short["divergence"], full["divergence"], rtol=1e-4, atol=1e-9)
     np.testing.assert_allclose(short["loss_change"], full["loss_change"], rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_with_hooks_is_run_as_a_whole():
+    """What one hook keeps for another one in a later block would be that of another pass."""
+    model = build("llama")
+    handle = pi.load(model)
+    tokens = torch.arange(12)[None]
+    with untouched(model):
+        assert continuing(handle, tokens, {1}) == {1}
+        hook = model.model.layers[0].register_forward_hook(lambda module, inputs, output: None)
+        assert continuing(handle, tokens, {1}) == set()
+        hook.remove()

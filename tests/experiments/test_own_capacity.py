@@ -214,3 +214,13 @@ def test_what_cannot_be_asked():
         pi.memory_capacity(pi.load(model), stimuli(DOCUMENTS), rules=["nonsense"], progress=False)
     with pytest.raises(UserError, match="layers"):
         pi.memory_capacity(pi.load(model), stimuli(DOCUMENTS), layers=[7], progress=False)
+
+
+def test_isotropic_keys_of_a_head_know_nothing_of_other_heads(monkeypatch):
+    one = replace(make_trials(n=24)[0], keys=make_trials(n=24)[0].keys * torch.tensor([10.0, 1.0]).view(2, 1, 1))
+    memory = Memory("stored", "softmax", "isotropic")
+    whole = stored_probes(one, memory, LOADS)
+    monkeypatch.setattr("pavinterp.trials.TILE", 1)
+    tiles = [stored_probes(tile, memory, LOADS) for tile in one.tiles()]
+    for load, found in enumerate(whole):
+        torch.testing.assert_close(torch.cat([tile[load] for tile in tiles]), found)

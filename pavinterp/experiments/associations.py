@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,22 +9,18 @@ import numpy as np
 import pandas as pd
 
 from pavinterp.arguments import require_whole
-from pavinterp.capture.paths import on_path
 from pavinterp.experiment import Experiment
-from pavinterp.experiments.certified import certified_records
 from pavinterp.experiments.cut_responses import chosen_heads, curves
 from pavinterp.experiments.needed import rank_correlations, summary
+from pavinterp.experiments.reading import certified_records, reading
 from pavinterp.experiments.resampling import interval_note
 from pavinterp.experiments.rivals import Rivals
 from pavinterp.manifest import describe_experiment
 from pavinterp.measures.load import Load
-from pavinterp.models import ModelHandle, load, untouched
-from pavinterp.progress import Progress, progress_to
-from pavinterp.run import check_arguments, choose_layers, shapes_of, stimuli_for
-from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import inspect, require_known
+from pavinterp.models import ModelHandle
+from pavinterp.run import Progress, check_arguments
 
-CONTEXT, SEQUENCES = 256, 16
+SEQUENCES = 16
 COLUMNS = ("effective_load", "interference_load", "top_strength", *(column.name for column in Rivals.columns))
 """Numbers that are compared with the needed associations."""
 
@@ -100,37 +95,36 @@ def needed_associations(
     if heads is not None:
         require_whole("heads", heads, 1)
     check_arguments(None, layers, seed, None, bos, progress)
-    handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
-    shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
-    with shown as stage, untouched(handle.model):
-        shapes = inspect(handle)
-        chosen = choose_layers(shapes, layers)
-        require_known(handle, {info.layer: info.between for info in shapes_of(shapes, chosen)})
-        if not isinstance(corpus, Stimuli):
-            context = min(CONTEXT, handle.max_context or CONTEXT) if context is None else context
-            sequences = SEQUENCES if sequences is None else sequences
-        text = stimuli_for(handle, corpus, context, sequences, bos, seed)
-        every = chosen_heads(shapes, chosen)
+    with reading(
+        model,
+        corpus,
+        context=context,
+        sequences=sequences,
+        usual_sequences=SEQUENCES,
+        layers=layers,
+        seed=seed,
+        bos=bos,
+        capture=capture,
+        progress=progress,
+    ) as read:
+        every = chosen_heads(read.shapes, read.layers)
         if heads is not None and heads < len(every):
             drawn = np.random.default_rng(seed).choice(len(every), heads, replace=False)
             every = [every[i] for i in sorted(drawn)]
         measures: list[Any] = [Load(), Rivals()]
-        numbers, residuals = certified_records(handle, text, measures, {layer for layer, _ in every}, seed)
-        frame = curves(handle, text, every, renormalise=renormalise, progress=stage)
+        theirs = {layer for layer, _ in every}
+        numbers, residuals = certified_records(
+            read.handle, read.text, measures, layers=theirs, tests=None, batch=1, seed=seed
+        )
+        frame = curves(read.handle, read.text, every, renormalise=renormalise, progress=read.stage)
     means = numbers.groupby(["layer", "head"])[list(COLUMNS)].mean()
-    arguments = {
-        "context": len(text.tokens[0]),
-        "sequences": len(text.tokens),
-        "layers": "all" if layers is None else sorted(layers),
-        "heads": "all" if heads is None else heads,
-        "renormalise": renormalise,
-        "seed": seed,
-        "bos": bos,
-        "capture": capture,
-    }
+    arguments = read.arguments(
+        heads="all" if heads is None else heads, renormalise=renormalise, seed=seed, bos=bos, capture=capture
+    )
+    note = interval_note(frame)
     return Needed(
         heads=summary(frame, seed).join(means),
         correlations=rank_correlations(frame, numbers, list(COLUMNS), seed=seed),
         curves=frame,
-        manifest=describe_experiment(handle, shapes, text, arguments, residuals, interval_note(frame), command),
+        manifest=describe_experiment(read.handle, read.shapes, read.text, arguments, residuals, note, command),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Literal
@@ -12,25 +11,23 @@ import numpy as np
 import pandas as pd
 
 from pavinterp.arguments import require_one_of
-from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment
 from pavinterp.experiments.allocations import Budgets, alike, by_curves, by_load, smallest, spread
-from pavinterp.experiments.certified import certified_records
 from pavinterp.experiments.cross_fitting import halves
 from pavinterp.experiments.cut_everywhere import STRONGEST, WINDOW, WINDOW_AND_FIRST, Cutter
 from pavinterp.experiments.cut_responses import KEPT, chosen_heads, curves
 from pavinterp.experiments.needed import kept_of
+from pavinterp.experiments.reading import certified_records, reading
 from pavinterp.experiments.resampling import interval, interval_note, resampled
 from pavinterp.manifest import describe_experiment
 from pavinterp.measures.load import Load
-from pavinterp.models import ModelHandle, load, untouched
-from pavinterp.progress import Progress, progress_to
-from pavinterp.run import check_arguments, choose_layers, shapes_of, stimuli_for
+from pavinterp.models import ModelHandle
+from pavinterp.run import Progress, check_arguments
 from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import LayerInfo, inspect, require_known
+from pavinterp.sweep import LayerInfo
 
-CONTEXT, SEQUENCES = 256, 16
+SEQUENCES = 16
 CURVES, LOAD, UNIFORM = "curves", "load", "uniform"
 CHOICES = ("both", CURVES, LOAD)
 RULES = {CURVES: STRONGEST, LOAD: STRONGEST, UNIFORM: STRONGEST, WINDOW: WINDOW, WINDOW_AND_FIRST: WINDOW_AND_FIRST}
@@ -124,21 +121,25 @@ def association_budget(
     require_one_of("by", by, CHOICES)
     _check_loss(max_loss_increase)
     check_arguments(None, layers, seed, None, bos, progress)
-    handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
-    shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
-    with shown as stage, untouched(handle.model):
-        shapes = inspect(handle)
-        chosen = choose_layers(shapes, layers)
-        cut_layers = shapes_of(shapes, chosen)
-        require_known(handle, {info.layer: info.between for info in cut_layers})
-        if not isinstance(corpus, Stimuli):
-            context = min(CONTEXT, handle.max_context or CONTEXT) if context is None else context
-            sequences = SEQUENCES if sequences is None else sequences
-        text = stimuli_for(handle, corpus, context, sequences, bos, seed)
+    with reading(
+        model,
+        corpus,
+        context=context,
+        sequences=sequences,
+        usual_sequences=SEQUENCES,
+        layers=layers,
+        seed=seed,
+        bos=bos,
+        capture=capture,
+        progress=progress,
+    ) as read:
+        handle, text, stage, cut_layers = read.handle, read.text, read.stage, read.chosen
         if len({len(tokens) for tokens in text.tokens}) > 1:
             raise UserError("a budget is found on sequences of one length; cut the text with a context")
         first, second = split(text, seed)
-        records, residuals = certified_records(handle, text, [Load()], chosen, seed)
+        records, residuals = certified_records(
+            handle, text, [Load()], layers=read.layers, tests=None, batch=1, seed=seed
+        )
         mine = records[records["sequence"].isin(first)]
         heads = mine.groupby(["layer", "head"])[["effective_load"]].mean()
         heads["most"] = most_of(cut_layers, len(text.tokens[0]))
@@ -147,7 +148,7 @@ def association_budget(
         families = {}
         frame = None
         if by != LOAD:
-            every = chosen_heads(shapes, chosen)
+            every = chosen_heads(read.shapes, read.layers)
             frame = curves(handle, part_of(text, first), every, renormalise=renormalise, progress=stage)
             families[CURVES] = by_curves(*_mean_curves(frame), most)
         if by != CURVES:
@@ -207,19 +208,16 @@ def association_budget(
     methods = pd.DataFrame([row for row in rows if "method" in row])
     methods["chosen"] = (methods["method"] == budget) & (methods["matched"] == "loss")
     curve = pd.DataFrame([row for row in rows if "kept" in row])
-    arguments = {
-        "max_loss_increase": float(max_loss_increase),
-        "context": len(text.tokens[0]),
-        "sequences": len(text.tokens),
-        "layers": "all" if layers is None else sorted(layers),
-        "renormalise": renormalise,
-        "by": by,
-        "seed": seed,
-        "bos": bos,
-        "capture": capture,
-    }
+    arguments = read.arguments(
+        max_loss_increase=float(max_loss_increase),
+        renormalise=renormalise,
+        by=by,
+        seed=seed,
+        bos=bos,
+        capture=capture,
+    )
     note = interval_note(reference)
-    manifest = describe_experiment(handle, shapes, text, arguments, residuals, note, command)
+    manifest = describe_experiment(handle, read.shapes, text, arguments, residuals, note, command)
     manifest["chosen"] = budget
     manifest["halves"] = {"calibration": first, "held_out": second}
     order = ["budget", "budget_curves", "budget_load", "most", "effective_load", "divergence"]

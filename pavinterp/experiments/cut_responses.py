@@ -17,7 +17,7 @@ from pavinterp.experiments.continuation import blocks_of, continued, continuing,
 from pavinterp.experiments.interventions import logits, with_heads
 from pavinterp.experiments.predictions import Predictions
 from pavinterp.models import ModelHandle
-from pavinterp.progress import Progress
+from pavinterp.run import Progress
 from pavinterp.stimuli import Stimuli
 from pavinterp.sweep import LayerInfo
 from pavinterp.trials import Trials

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import pandas as pd
 
-from pavinterp.capture import certificate
 from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment
 from pavinterp.experiments.capacities import COLUMNS, ratios, tables
-from pavinterp.experiments.own_memories import LOADS, Memory, Retrieval, memories
+from pavinterp.experiments.own_memories import LOADS, Retrieval, memories
 from pavinterp.experiments.random_weights import untrained
+from pavinterp.experiments.reading import certified_records, reading
 from pavinterp.experiments.resampling import interval_note
 from pavinterp.experiments.rules import choose_rules
 from pavinterp.manifest import describe_experiment
 from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
-from pavinterp.progress import Progress, progress_to
-from pavinterp.run import BATCH_TOKENS, check_arguments, choose_layers, merge, shapes_of, stimuli_for
-from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import LayerInfo, inspect, require_known, sweep
+from pavinterp.run import Progress, check_arguments
+from pavinterp.sweep import LayerInfo
 from pavinterp.tables import heads_table
 
-CONTEXT, SEQUENCES, SAMPLED = 256, 16, 32
+SEQUENCES, SAMPLED = 16, 32
 PREDICTIONS = ("d_eff", "d_eff_query", "coherence", "own_capacity_worst", "own_capacity_average")
 
 
@@ -133,25 +130,37 @@ def memory_capacity(
     if names == ["covariance"]:
         raise UserError("covariance is hebbian here, with CSs and USs about their means: ask for hebbian")
     plain = model if isinstance(model, ModelHandle) else load(model)
-    handle, of = on_path(plain, capture), memories(names)
-    shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
-    with shown as stage, untouched(handle.model):
-        shapes = inspect(handle)
-        chosen = choose_layers(shapes, layers)
-        require_known(handle, {info.layer: info.between for info in shapes_of(shapes, chosen)})
-        if not isinstance(corpus, Stimuli):
-            context = min(CONTEXT, handle.max_context or CONTEXT) if context is None else context
-            sequences = SEQUENCES if sequences is None else sequences
-        stimuli = stimuli_for(handle, corpus, context, sequences, bos, seed)
-        loads = [n for n in LOADS if n <= max(len(tokens) for tokens in stimuli.tokens)]
-        read = partial(_records, of=of, loads=loads, layers=chosen, batch=batch, seed=seed, stage=stage)
-        residuals: dict[int, list[float]] = {}
-        records = read(handle, stimuli, residuals, "own memories")
+    of = memories(names)
+    with reading(
+        plain,
+        corpus,
+        context=context,
+        sequences=sequences,
+        usual_sequences=SEQUENCES,
+        layers=layers,
+        seed=seed,
+        bos=bos,
+        capture=capture,
+        progress=progress,
+    ) as read:
+        loads = [n for n in LOADS if n <= max(len(tokens) for tokens in read.text.tokens)]
+        measures = [m for m in all_measures() if m.stimuli == "text"] + [Retrieval(of, loads)]
+        records_of = partial(
+            certified_records,
+            text=read.text,
+            measures=measures,
+            layers=read.layers,
+            tests=SAMPLED,
+            batch=batch,
+            seed=seed,
+            stage=read.stage,
+        )
+        records, residuals = records_of(read.handle, what="own memories")
         table, curves, drawn = tables(records, of, loads, "trained", seed)
         if control:
             twin = on_path(untrained(plain, seed), capture)
             with untouched(twin.model):
-                other = read(twin, stimuli, {}, "the same with random weights")
+                other, _ = records_of(twin, what="the same with random weights")
             control_table, control_curves, control_drawn = tables(other, of, loads, "random", seed)
             table = ratios(pd.concat([table, control_table]), drawn, control_drawn)
             curves = pd.concat([curves, control_curves])
@@ -160,48 +169,11 @@ def memory_capacity(
         "units": {name: units for name, (units, _) in COLUMNS.items()},
         "descriptions": {name: said for name, (_, said) in COLUMNS.items()},
     }
-    arguments = {
-        "context": max(len(tokens) for tokens in stimuli.tokens),
-        "sequences": len(stimuli.tokens),
-        "layers": "all" if layers is None else sorted(layers),
-        "rules": names,
-        "control": control,
-        "seed": seed,
-        "bos": bos,
-        "capture": capture,
-    }
-    manifest = describe_experiment(handle, shapes, stimuli, arguments, residuals, interval_note(records), command)
+    arguments = read.arguments(rules=names, control=control, seed=seed, bos=bos, capture=capture)
+    note = interval_note(records)
+    manifest = describe_experiment(read.handle, read.shapes, read.text, arguments, residuals, note, command)
     manifest["wall_seconds"] = round(time.monotonic() - started, 1)
-    return Capacity(table, _predictions(records, shapes_of(shapes, chosen), seed), curves.sort_index(), manifest)
-
-
-def _records(
-    handle: ModelHandle,
-    stimuli: Stimuli,
-    residuals: dict[int, list[float]],
-    what: str,
-    *,
-    of: list[Memory],
-    loads: list[int],
-    layers: set[int] | None,
-    batch: int | None,
-    seed: int,
-    stage: Any,
-) -> pd.DataFrame:
-    """Retrieval and coherence of every sequence and head; certified."""
-    measures = [m for m in all_measures() if m.stimuli == "text"] + [Retrieval(of, loads)]
-    longest = max(len(tokens) for tokens in stimuli.tokens)
-    frames, done = [], 0
-    stage(what, 0, len(stimuli.tokens))
-    size = batch or max(1, BATCH_TOKENS // longest)
-    for part in sweep(handle, stimuli, measures, tests=SAMPLED, layers=layers, batch=size, seed=seed):
-        merge(residuals, part.residuals)
-        require_known(handle, part.between)
-        certificate.require(residuals, handle.dtype, handle.architecture)
-        frames.append(part.records)
-        done += len(part.sequences)
-        stage(what, done, len(stimuli.tokens))
-    return pd.concat(frames, ignore_index=True)
+    return Capacity(table, _predictions(records, read.chosen, seed), curves.sort_index(), manifest)
 
 
 def _predictions(records: pd.DataFrame, shapes: list[LayerInfo], seed: int) -> pd.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,13 +11,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pavinterp.capture import certificate
-from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment
 from pavinterp.experiments.association_terms import SumsOfSquares, variants
 from pavinterp.experiments.cut_responses import chosen_heads
 from pavinterp.experiments.fitted_rules import BEST, MEAN_US, Fitted, fit_rules
+from pavinterp.experiments.reading import certified_records, reading
 from pavinterp.experiments.resampling import interval, interval_note, means, resampled
 from pavinterp.experiments.rules import choose_rules
 from pavinterp.experiments.swap_orders import numbers_swapped, orders
@@ -26,13 +24,11 @@ from pavinterp.experiments.swap_tables import correlations, cost_table, curve_ta
 from pavinterp.experiments.swapped_responses import Plan, losses
 from pavinterp.manifest import describe_experiment
 from pavinterp.measures.load import Load
-from pavinterp.models import ModelHandle, load, untouched
-from pavinterp.progress import Progress, progress_to
-from pavinterp.run import check_arguments, choose_layers, merge, shapes_of, stimuli_for
+from pavinterp.models import ModelHandle
+from pavinterp.run import Progress, check_arguments
 from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import inspect, require_known, sweep
 
-CONTEXT, SEQUENCES = 256, 16
+SEQUENCES = 16
 RULES = ("covariance", "decay", "delta")
 ALL = -1  # in the frame of costs: all heads of the layer, or all layers
 
@@ -155,23 +151,36 @@ def linearisation_cost(
     seed = int(seed)
     names = choose_rules(RULES if rules is None else rules)
     of = [variant for variant in variants(names) if variant.cs != "raw"]
-    handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
-    shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
-    with shown as stage, untouched(handle.model):
-        shapes = inspect(handle)
-        chosen = choose_layers(shapes, layers)
-        require_known(handle, {info.layer: info.between for info in shapes_of(shapes, chosen)})
-        if not isinstance(corpus, Stimuli):
-            context = min(CONTEXT, handle.max_context or CONTEXT) if context is None else context
-            sequences = SEQUENCES if sequences is None else sequences
-        text = stimuli_for(handle, corpus, context, sequences, bos, seed)
-        length = len(text.tokens[0])
-        if any(len(tokens) != length for tokens in text.tokens):
+    with reading(
+        model,
+        corpus,
+        context=context,
+        sequences=sequences,
+        usual_sequences=SEQUENCES,
+        layers=layers,
+        seed=seed,
+        bos=bos,
+        capture=capture,
+        progress=progress,
+    ) as read:
+        handle, text, stage = read.handle, read.text, read.stage
+        if len({len(tokens) for tokens in text.tokens}) > 1:
             raise UserError("heads are swapped on sequences of one length; cut the text with a context")
-        numbers, residuals = _measured(handle, text, [SumsOfSquares(of), Load()], chosen, seed, stage)
+        numbers, residuals = certified_records(
+            handle,
+            text,
+            [SumsOfSquares(of), Load()],
+            layers=read.layers,
+            tests=None,
+            batch=1,
+            seed=seed,
+            dtype=torch.float64,
+            stage=stage,
+            what="rules fitted",
+        )
         weights = resampled(numbers, seed)
         fitted = fit_rules(numbers, of, weights, seed)
-        if fitted.heads != chosen_heads(shapes, chosen):
+        if fitted.heads != chosen_heads(read.shapes, read.layers):
             raise UserError(f"{handle.architecture}: not every head of its layers was measured")
         shown_rules = [*names, *([BEST] if BEST in fitted.fits else []), MEAN_US]
         costs = pd.concat(list(_costs(handle, text, fitted, shown_rules, stage)), ignore_index=True)
@@ -182,16 +191,8 @@ def linearisation_cost(
     low, high = interval(whole[1:])
     note = interval_note(numbers)
     is_head, is_layer = costs["head"] != ALL, (costs["head"] == ALL) & (costs["layer"] != ALL)
-    arguments = {
-        "context": length,
-        "sequences": len(text.tokens),
-        "layers": "all" if layers is None else sorted(layers),
-        "rules": names,
-        "seed": seed,
-        "bos": bos,
-        "capture": capture,
-    }
-    manifest = describe_experiment(handle, shapes, text, arguments, residuals, note, command)
+    arguments = read.arguments(rules=names, seed=seed, bos=bos, capture=capture)
+    manifest = describe_experiment(handle, read.shapes, text, arguments, residuals, note, command)
     manifest["loss"] = {"nats_per_token": float(whole[0]), "lo": low, "hi": high}
     manifest["wall_seconds"] = round(time.monotonic() - started, 1)
     return Swapped(
@@ -206,21 +207,6 @@ def linearisation_cost(
         costs=costs,
         manifest=manifest,
     )
-
-
-def _measured(
-    handle: ModelHandle, text: Stimuli, measures: list[Any], layers: set[int] | None, seed: int, stage: Progress
-) -> tuple[pd.DataFrame, dict[int, list[float]]]:
-    """Records of every sequence and head, all positions tested, and the certificate's residuals by layer."""
-    records, residuals = [], dict[int, list[float]]()
-    stage("rules fitted", 0, len(text.tokens))
-    for part in sweep(handle, text, measures, tests=None, layers=layers, batch=1, seed=seed, dtype=torch.float64):
-        require_known(handle, part.between)
-        merge(residuals, part.residuals)
-        certificate.require(residuals, handle.dtype, handle.architecture)
-        records.append(part.records)
-        stage("rules fitted", len(records), len(text.tokens))
-    return pd.concat(records, ignore_index=True), residuals
 
 
 def _costs(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,22 +11,17 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pavinterp.capture import certificate
-from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment
 from pavinterp.experiments.association_terms import SumsOfSquares, Variant, variants
 from pavinterp.experiments.cross_fitting import Judged, cross_fit, halves
+from pavinterp.experiments.reading import certified_records, reading
 from pavinterp.manifest import describe_experiment
-from pavinterp.models import ModelHandle, load, untouched
-from pavinterp.progress import progress_to
-from pavinterp.run import BATCH_TOKENS, Progress, check_arguments, choose_layers, merge, shapes_of, stimuli_for
-from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import inspect, require_known, sweep
+from pavinterp.models import ModelHandle
+from pavinterp.run import Progress, check_arguments
 from pavinterp.tables import DRAWS, FEWEST_CLUSTERS, LEVEL, clusters_of, interval_words
 from pavinterp.theory.rules import RULES
 
-CONTEXT = 256
 SEQUENCES = 32
 TESTS = 32
 
@@ -171,47 +165,36 @@ def explain(
     seed = int(seed)
     names = choose_rules(rules)
     measure = SumsOfSquares(variants(names))
-    handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
-    shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
-    with shown as stage, untouched(handle.model):
-        shapes = inspect(handle)
-        chosen = choose_layers(shapes, layers)
-        require_known(handle, {info.layer: info.between for info in shapes_of(shapes, chosen)})
-        if not isinstance(corpus, Stimuli):
-            context = min(CONTEXT, handle.max_context or CONTEXT) if context is None else context
-            sequences = SEQUENCES if sequences is None else sequences
-        stimuli = stimuli_for(handle, corpus, context, sequences, bos, seed)
-        longest = max(len(tokens) for tokens in stimuli.tokens)
-        frames, residuals, done = [], dict[int, list[float]](), 0
-        stage("text sequences", 0, len(stimuli.tokens))
-        for part in sweep(
-            handle,
-            stimuli,
+    with reading(
+        model,
+        corpus,
+        context=context,
+        sequences=sequences,
+        usual_sequences=SEQUENCES,
+        layers=layers,
+        seed=seed,
+        bos=bos,
+        capture=capture,
+        progress=progress,
+    ) as read:
+        records, residuals = certified_records(
+            read.handle,
+            read.text,
             [measure],
+            layers=read.layers,
             tests=tests,
-            layers=chosen,
-            batch=batch or max(1, BATCH_TOKENS // longest),
+            batch=batch,
             seed=seed,
             dtype=torch.float64,
-        ):
-            merge(residuals, part.residuals)
-            require_known(handle, part.between)
-            certificate.require(residuals, handle.dtype, handle.architecture)
-            frames.append(part.records)
-            done += len(part.sequences)
-            stage("text sequences", done, len(stimuli.tokens))
-    arguments = {
-        "context": longest,
-        "sequences": len(stimuli.tokens),
-        "tests": "all" if tests is None else tests,
-        "layers": "all" if layers is None else sorted(layers),
-        "rules": names,
-        "seed": seed,
-        "bos": bos,
-        "capture": capture,
-    }
-    table, heads = tables(pd.concat(frames, ignore_index=True), measure.of, seed)
-    manifest = describe_experiment(handle, shapes, stimuli, arguments, residuals, heads.attrs["intervals"], command)
+            stage=read.stage,
+            what="text sequences",
+        )
+    arguments = read.arguments(
+        tests="all" if tests is None else tests, rules=names, seed=seed, bos=bos, capture=capture
+    )
+    table, heads = tables(records, measure.of, seed)
+    note = heads.attrs["intervals"]
+    manifest = describe_experiment(read.handle, read.shapes, read.text, arguments, residuals, note, command)
     manifest["wall_seconds"] = round(time.monotonic() - started, 1)
     return Explanation(table, heads, manifest)
 

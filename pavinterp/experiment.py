@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,18 @@ class Experiment:
     numbers: pd.DataFrame
     frames: dict[str, pd.DataFrame] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Give plain row numbers a name, so that every frame can be written and read back by the names of its index."""
+        self.frames = {name: f.rename_axis("row") if f.index.names == [None] else f for name, f in self.frames.items()}
+
+
+def definitions(columns: Mapping[str, tuple[str, str]]) -> dict[Any, Any]:
+    """The `.attrs` of a table: "units" and "descriptions", from (unit, description) by column."""
+    return {
+        "units": {name: unit for name, (unit, _) in columns.items()},
+        "descriptions": {name: said for name, (_, said) in columns.items()},
+    }
 
 
 def with_numbers(heads: pd.DataFrame, experiments: dict[str, Experiment]) -> pd.DataFrame:

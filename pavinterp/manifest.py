@@ -13,7 +13,7 @@ import pandas as pd
 
 from pavinterp import __version__
 from pavinterp.capture import certificate
-from pavinterp.capture.bridge_attention import hooked_points
+from pavinterp.capture.bridge_attention import has_hooks, hooked_points
 from pavinterp.capture.gate import GATE
 from pavinterp.capture.paths import TRANSFORMER_LENS, path_of
 from pavinterp.models import ModelHandle
@@ -148,10 +148,9 @@ def notes_on(
     missing = without_attention(handle, shapes)
     if handle.bridge is not None and (hooked := hooked_points(handle.bridge)):
         notes.append(f"The TransformerBridge was measured with the hooks that were on it: {', '.join(hooked)}.")
-    outermost = handle.model if handle.bridge is None else None
-    if outermost is not None and (outermost._forward_hooks or outermost._forward_pre_hooks):
+    if handle.bridge is None and has_hooks(handle.model):
         notes.append(
-            f"Hooks on {type(outermost).__name__} itself did not run: attention is measured in the model below the "
+            f"Hooks on {handle.architecture} itself did not run: attention is measured in the model below the "
             "language-model head."
         )
     if missing:

@@ -159,8 +159,8 @@ class _Rows:
     residuals: list[Tensor] = field(default_factory=list)  # [heads]
     tests: list[tuple[int, int, np.ndarray, np.ndarray, Tensor]] = field(default_factory=list)
     spectra: list[tuple[int, int, Tensor]] = field(default_factory=list)
-    gates: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # by layer, of the first sequence
-    hooked: set[int] = field(default_factory=set)  # layers with hooks of the user's before the output projection
+    gated: set[int] = field(default_factory=set)  # layers
+    gates: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # those to be tested, of the first sequence
     checked: int = 0  # rows the certificate compared
 
 
@@ -222,9 +222,10 @@ def sweep(
                 )
             seen.add(call.layer)
             if call.gated:
-                rows.gates[call.layer] = seen_gate(call, torch.from_numpy(sampled[0][0]).to(tokens.device))
-            if call.hooked:
-                rows.hooked.add(call.layer)
+                rows.gated.add(call.layer)
+                # the model's own gates are tested once; what hooks do may change from batch to batch
+                if call.hooked or call.layer not in tested:
+                    rows.gates[call.layer] = seen_gate(call, torch.from_numpy(sampled[0][0]).to(tokens.device))
             if call.layer not in factors:
                 dtype = working_dtype(call)
                 weight = output_weight(call.projection, heads, d_v)
@@ -257,12 +258,11 @@ def sweep(
                 f"layers {sorted(expected ^ seen)} were captured in some forward passes and not in others: has another "
                 "thread changed the model's attention implementation?"
             )
-        # the model's own gates are tested once; what hooks do may change from batch to batch
-        if new := {layer: gate for layer, gate in rows.gates.items() if layer in rows.hooked or layer not in tested}:
-            for layer, what in between(handle, tokens, new).items():
+        if rows.gates:
+            for layer, what in between(handle, tokens, rows.gates).items():
                 tested[layer] = UNKNOWN if UNKNOWN in (what, tested.get(layer)) else what
         part = _read(rows, indices, stimuli, columns, dtype)
-        yield replace(part, between={layer: tested[layer] for layer in sorted(rows.gates)})
+        yield replace(part, between={layer: tested[layer] for layer in sorted(rows.gated)})
 
 
 def _numbers(

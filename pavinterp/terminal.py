@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pavinterp.errors import UserError
@@ -163,8 +164,8 @@ def print_capacity(found: Capacity) -> None:
     for head in found.heads.reset_index().to_dict("records"):
         cells = []
         for rule, probe, cs, weights in shown:
-            value, low, high = rows[head["layer"], head["head"], probe, rule, cs, weights].values()
-            cells.append(number(value) + ("" if math.isnan(low) else f" [{number(low)}, {number(high)}]"))
+            row = rows[head["layer"], head["head"], probe, rule, cs, weights]
+            cells.append(_with_interval(row, "capacity", number))
         bounds = [number(float(head[name])) for name in ("capacity_average", "own_capacity_average")]
         print(
             f"{head['layer']:>5} {head['head']:>4} {bounds[0]:>6} {bounds[1]:>6}"
@@ -186,18 +187,14 @@ def print_needed(found: Needed) -> None:
     columns = ("needed_20", "needed_10", "needed_5", "needed_2", "effective_load")
     print(f"{'layer':>5} {'head':>4}" + "".join(f"{name:>{26 if name == 'needed_5' else 16}}" for name in columns))
     for row in found.heads.reset_index().to_dict("records"):
-        low, high = row["needed_5_lo"], row["needed_5_hi"]
         cells = [number(float(row[name])) for name in columns]
-        cells[2] += "" if math.isnan(low) else f" [{number(float(low))}, {number(float(high))}]"
+        cells[2] = _with_interval(row, "needed_5", number)
         print(
             f"{row['layer']:>5} {row['head']:>4}" + "".join(f"{c:>{26 if i == 2 else 16}}" for i, c in enumerate(cells))
         )
     print("\nrank correlation with needed_5 over heads, and median ratio of needed_5 to the number:")
     for row in found.correlations.reset_index().to_dict("records"):
-        shown = []
-        for what in ("rank_correlation", "ratio"):
-            low, high = float(row[f"{what}_lo"]), float(row[f"{what}_hi"])
-            shown.append(share(float(row[what])) + ("" if math.isnan(low) else f" [{share(low)}, {share(high)}]"))
+        shown = [_with_interval(row, what) for what in ("rank_correlation", "ratio")]
         print(f"{row['column']:>24} {shown[0]:>24} {shown[1]:>24}")
     print(
         "; ".join(f"{column.name}: {column.description.rstrip('.')}" for column in Rivals.columns) + ".",
@@ -222,7 +219,9 @@ def print_swap(found: Swapped) -> None:
     main = "cost_best" if "cost_best" in rules else rules[0]
 
     def line(names: str, row: Any) -> str:
-        cells = [_signed(row, name, with_interval=name == main) for name in rules]
+        cells = [
+            _with_interval(row, name, four_decimals) if name == main else four_decimals(row[name]) for name in rules
+        ]
         return names + "".join(f"{c:>{28 if name == main else 17}}" for name, c in zip(rules, cells, strict=True))
 
     print(
@@ -245,7 +244,9 @@ def print_swap(found: Swapped) -> None:
         print(f"{'swapped':>10}" + "".join(f"{order:>28}" for order in orders))
         for swapped in dict.fromkeys(found.curve.index.get_level_values("swapped")):
             rows = [found.curve.loc[(order, swapped)] for order in orders]
-            print(f"{swapped:>10}" + "".join(f"{_signed(row, 'loss_change', with_interval=True):>28}" for row in rows))
+            print(
+                f"{swapped:>10}" + "".join(f"{_with_interval(row, 'loss_change', four_decimals):>28}" for row in rows)
+            )
     loss, text = found.manifest["loss"], found.manifest["corpus"]
     print(
         f"cost: rise of the next-token loss, nats per token, over {share(loss['nats_per_token'])} of the whole model; "
@@ -253,13 +254,6 @@ def print_swap(found: Swapped) -> None:
         f"{text['sequences']} sequences of {text['context']} tokens. {found.manifest['intervals']}",
         file=sys.stderr,
     )
-
-
-def _signed(row: Any, name: str, with_interval: bool) -> str:
-    """A change of the loss with four decimals, and its interval where it has one."""
-    value, low, high = (float(row[key]) for key in (name, f"{name}_lo", f"{name}_hi"))
-    cells = [f"{x:.4f}" if math.isfinite(x) else number(x) for x in (value, low, high)]
-    return cells[0] + (f" [{cells[1]}, {cells[2]}]" if with_interval and not math.isnan(low) else "")
 
 
 def print_budget(found: AssociationBudget) -> None:
@@ -275,7 +269,7 @@ def print_budget(found: AssociationBudget) -> None:
         for row in found.methods[found.methods["matched"] == matched].to_dict("records"):
             name = row["method"].replace("_", " ") + (", renormalised" if row["renormalised"] else "")
             name += " (the budget)" if row["chosen"] else ""
-            cells = [with_interval(row, "loss_increase"), with_interval(row, "divergence")]
+            cells = [_with_interval(row, name, four_decimals) for name in ("loss_increase", "divergence")]
             print(f"{name:<38}{row['mean']:>8.1f}{row['reads']:>8.1f}{cells[0]:>29}{cells[1]:>27}")
     limit = found.manifest["arguments"]["max_loss_increase"]
     print(
@@ -287,20 +281,20 @@ def print_budget(found: AssociationBudget) -> None:
     )
 
 
-def with_interval(row: Any, name: str) -> str:
-    """`0.0123 [0.0100, 0.0150]`, the number alone where there is no interval."""
-    low, high = row[f"{name}_lo"], row[f"{name}_hi"]
-    return f"{row[name]:.4f}" + ("" if math.isnan(low) else f" [{low:.4f}, {high:.4f}]")
-
-
 def share(value: Any) -> str:
     """An R^2 or a share with two decimals; a label as it is."""
     return f"{value:.2f}" if isinstance(value, float) and math.isfinite(value) else number(value)
 
 
-def _with_interval(row: Any, name: str) -> str:
-    low, high = row[f"{name}_lo"], row[f"{name}_hi"]
-    return share(row[name]) + ("" if math.isnan(low) else f" [{share(low)}, {share(high)}]")
+def four_decimals(value: float) -> str:
+    """A loss or divergence in nats."""
+    return f"{value:.4f}" if math.isfinite(value) else number(value)
+
+
+def _with_interval(row: Any, name: str, shown: Callable[[float], str] = share) -> str:
+    """`0.86 [0.81, 0.91]`, the number alone where there is no interval."""
+    value, low, high = (float(row[f"{name}{end}"]) for end in ("", "_lo", "_hi"))
+    return shown(value) + ("" if math.isnan(low) else f" [{shown(low)}, {shown(high)}]")
 
 
 def print_verification(result: dict[str, Any]) -> None:

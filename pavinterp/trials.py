@@ -90,18 +90,21 @@ class Trials:
         for start in range(0, self.kv_heads, step):
             kv = slice(start, start + step)
             heads = slice(start * self.group, (start + step) * self.group)
-            yield replace(
-                self,
-                queries=self.queries[heads],
-                keys=self.keys[kv],
-                values=self.values[kv],
-                bias=self.bias if self.bias.shape[0] == 1 else self.bias[heads],
-                sinks=None if self.sinks is None else self.sinks[heads],
-                write=self.write[heads],
-                given_strengths=None if self.given_strengths is None else self.given_strengths[heads],
-                gate=None if self.gate is None else self.gate[heads],
-                first_head=self.first_head + heads.start,
-            )
+            yield replace(self.part(kv, heads), first_head=self.first_head + heads.start)
+
+    def part(self, kv_heads: slice | Int[Tensor, "some_kv"], heads: slice | Int[Tensor, "some"]) -> Trials:
+        """The trials of some KV heads and of the heads that read them; `first_head` stays as it is."""
+        return replace(
+            self,
+            queries=self.queries[heads],
+            keys=self.keys[kv_heads],
+            values=self.values[kv_heads],
+            bias=self.bias if self.bias.shape[0] == 1 else self.bias[heads],
+            sinks=None if self.sinks is None else self.sinks[heads],
+            write=self.write[heads],
+            given_strengths=None if self.given_strengths is None else self.given_strengths[heads],
+            gate=None if self.gate is None else self.gate[heads],
+        )
 
     @cached_property
     def _softmax(self) -> tuple[Float[Tensor, "heads tests n"], Float[Tensor, "heads tests"] | None]:

@@ -77,9 +77,9 @@ def hooked_points(bridge: TransformerBridge) -> list[str]:
     return sorted({point.name or name for name, point in bridge._hook_registry.items() if of_the_user(point)})
 
 
-def has_hooks(point: nn.Module) -> bool:
-    """Whether anything is registered on a hook point that sees or changes what passes it."""
-    return bool(point._forward_hooks or point._forward_pre_hooks)
+def has_hooks(module: nn.Module) -> bool:
+    """Whether anything is registered on a module (a hook point) that sees or changes what passes it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def consumed(attention: AttentionBridge, seen: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

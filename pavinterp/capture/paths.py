@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pavinterp.capture import attention_interface, falcon, gpt_neox_japanese, transformer_lens
+from pavinterp.capture.bridge_attention import has_hooks
 from pavinterp.capture.call import AttentionCall, OnLayer
 from pavinterp.errors import UserError
 from pavinterp.exits import is_out_of_memory, one_line
@@ -67,13 +68,13 @@ def on_path(handle: ModelHandle, capture: str = "auto") -> ModelHandle:
         if capture == "auto":
             raise UserError(f"{handle.architecture} cannot be measured: {fault}, and {error}") from error
         raise UserError(f"{error}: leave --capture out") from error
-    witness = handle.model if has_hooks(handle.model) else None
+    witness = handle.model if hooked_anywhere(handle.model) else None
     return replace(handle, model=bridge.original_model, bridge=bridge, witness=witness)
 
 
-def has_hooks(model: nn.Module) -> bool:
+def hooked_anywhere(model: nn.Module) -> bool:
     """Whether forward hooks or pre-hooks are on any module of a model."""
-    return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    return any(has_hooks(module) for module in model.modules())
 
 
 def require_witness(handle: ModelHandle, tokens: Tensor, states: Float[Tensor, "batch n width"]) -> None:
@@ -94,7 +95,7 @@ def require_witness(handle: ModelHandle, tokens: Tensor, states: Float[Tensor, "
     with untouched(handle.witness), torch.no_grad():
         own = base_model(handle.witness)(input_ids=tokens, use_cache=False)[0].float()
     difference = float((own - states.float()).norm() / own.norm())
-    if not difference <= (SAME_MODEL if handle.dtype.itemsize >= 4 else SAME_MODEL_16_BIT):
+    if not difference <= _same_model(handle):
         raise UserError(
             f"{handle.architecture} carries hooks that do nothing in the TransformerBridge that it is measured in "
             f"(final hidden states differ by {difference:.1e}): take them off, or put them on a bridge of your own and "
@@ -210,11 +211,15 @@ def _require_same(one: ModelHandle, other: ModelHandle, length: int = 32) -> Non
         where = _first_not_finite(other, tokens)
         raise UserError(f"{one.architecture} puts out NaN or infinity{where}: check the weights, or measure in float32")
     difference = float((mine - theirs).norm() / mine.norm())
-    if not difference <= (SAME_MODEL if one.dtype.itemsize >= 4 else SAME_MODEL_16_BIT):
+    if not difference <= _same_model(one):
         raise UserError(
             f"transformer_lens computes something else than {one.architecture}: final hidden states differ by "
             f"{difference:.1e}"
         )
+
+
+def _same_model(handle: ModelHandle) -> float:
+    return SAME_MODEL if handle.dtype.itemsize >= 4 else SAME_MODEL_16_BIT
 
 
 def _first_not_finite(handle: ModelHandle, tokens: Tensor) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pavinterp.arguments import require_whole
-from pavinterp.experiment import Experiment
+from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.cut_responses import chosen_heads, curves
 from pavinterp.experiments.needed import rank_correlations, summary
 from pavinterp.experiments.reading import certified_records, reading
@@ -50,8 +50,8 @@ class Needed:
             "Associations at which cutting the head's responses to their strongest changes next-token predictions by "
             "5 % of what mean-ablating it does (KL divergence)."
         )
-        numbers.attrs = {"units": {"needed_5": "associations"}, "descriptions": {"needed_5": said}}
-        return Experiment("needed", numbers, {"curves": self.curves.rename_axis("row")}, self.manifest)
+        numbers.attrs = definitions({"needed_5": ("associations", said)})
+        return Experiment("needed", numbers, {"curves": self.curves}, self.manifest)
 
 
 def needed_associations(

@@ -12,7 +12,7 @@ import pandas as pd
 
 from pavinterp.arguments import require_one_of
 from pavinterp.errors import UserError
-from pavinterp.experiment import Experiment
+from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.allocations import Budgets, alike, by_curves, by_load, smallest, spread
 from pavinterp.experiments.cross_fitting import halves
 from pavinterp.experiments.cut_everywhere import STRONGEST, WINDOW, WINDOW_AND_FIRST, Cutter
@@ -66,10 +66,9 @@ class AssociationBudget:
             "Associations that each test of the head keeps where all heads are cut at once for a loss increase of "
             f"{limit:g} nats per token on the calibration half; a choice, without an interval."
         )
-        numbers.attrs = {"units": {"budget": "associations"}, "descriptions": {"budget": said}}
+        numbers.attrs = definitions({"budget": ("associations", said)})
         frames = {"heads": self.heads, "methods": self.methods, "curve": self.curve}
-        plain = {name: f if f.index.names != [None] else f.rename_axis("row") for name, f in frames.items()}
-        return Experiment("budget", numbers, plain, self.manifest)
+        return Experiment("budget", numbers, frames, self.manifest)
 
 
 def association_budget(

@@ -13,7 +13,7 @@ from torch.utils import _pytree as tree
 
 from pavinterp.capture.bridge_attention import hooked_points
 from pavinterp.capture.call import AttentionCall
-from pavinterp.capture.paths import has_hooks
+from pavinterp.capture.paths import hooked_anywhere
 from pavinterp.exits import is_out_of_memory
 from pavinterp.experiments.interventions import logits
 from pavinterp.models import ModelHandle
@@ -93,8 +93,8 @@ def continuing(handle: ModelHandle, tokens: Int[Tensor, "1 n"], layers: set[int]
     where hooks are on the model: what one of them keeps for a later block would be that of another pass.
     """
     blocks, good = blocks_of(handle), set[int]()
-    hooked = hooked_points(handle.bridge) if handle.bridge is not None else has_hooks(handle.model)
-    if not blocks or hooked or (handle.witness is not None and has_hooks(handle.witness)):
+    hooked = hooked_points(handle.bridge) if handle.bridge is not None else hooked_anywhere(handle.model)
+    if not blocks or hooked or (handle.witness is not None and hooked_anywhere(handle.witness)):
         return good
     with recording(blocks) as outputs:
         logits(handle, tokens)

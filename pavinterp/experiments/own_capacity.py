@@ -12,7 +12,7 @@ import pandas as pd
 
 from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
-from pavinterp.experiment import Experiment
+from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.capacities import COLUMNS, ratios, tables
 from pavinterp.experiments.own_memories import LOADS, Retrieval, memories
 from pavinterp.experiments.random_weights import untrained
@@ -75,7 +75,7 @@ class Capacity:
             for end in ("", "_lo", "_hi"):
                 numbers[f"{name}{end}"] = rows[f"capacity{end}"]
             said[name] = f"Associations of the head's own pairs that {whose} holds at a squared fidelity of 1/2."
-        numbers.attrs = {"units": dict.fromkeys(said, "associations"), "descriptions": said}
+        numbers.attrs = definitions({name: ("associations", words) for name, words in said.items()})
         return Experiment("capacity", numbers, {"memories": self.memories, "curves": self.curves}, self.manifest)
 
     def by_layer(self) -> pd.DataFrame:
@@ -165,10 +165,7 @@ def memory_capacity(
             table = ratios(pd.concat([table, control_table]), drawn, control_drawn)
             curves = pd.concat([curves, control_curves])
     table = table.sort_index()
-    table.attrs = {
-        "units": {name: units for name, (units, _) in COLUMNS.items()},
-        "descriptions": {name: said for name, (_, said) in COLUMNS.items()},
-    }
+    table.attrs = definitions(COLUMNS)
     arguments = read.arguments(rules=names, control=control, seed=seed, bos=bos, capture=capture)
     note = interval_note(records)
     manifest = describe_experiment(read.handle, read.shapes, read.text, arguments, residuals, note, command)

@@ -12,9 +12,9 @@ import pandas as pd
 import torch
 
 from pavinterp.errors import UserError
-from pavinterp.experiment import Experiment
+from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.association_terms import SumsOfSquares, variants
-from pavinterp.experiments.cut_responses import chosen_heads
+from pavinterp.experiments.cut_responses import Factors, chosen_heads
 from pavinterp.experiments.fitted_rules import BEST, MEAN_US, Fitted, fit_rules
 from pavinterp.experiments.reading import certified_records, reading
 from pavinterp.experiments.resampling import interval, interval_note, means, resampled
@@ -78,19 +78,11 @@ class Swapped:
         for name, (column, _) in shown.items():
             for end in ("", "_lo", "_hi"):
                 numbers[f"{name}{end}"] = self.heads[f"{column}{end}"]
-        numbers.attrs = {
-            "units": dict.fromkeys(shown, "nats per token"),
-            "descriptions": {name: said for name, (_, said) in shown.items()},
-        }
+        numbers.attrs = definitions({name: ("nats per token", said) for name, (_, said) in shown.items()})
         frames = {"heads": self.heads, "layers": self.layers, "total": self.total, "correlations": self.correlations}
         if self.curve is not None:
             frames["curve"] = self.curve
-        return Experiment("swap", numbers, {name: _named(frame) for name, frame in frames.items()}, self.manifest)
-
-
-def _named(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with a name for its index, so that it can be written and read back."""
-    return frame if frame.index.names != [None] else frame.rename_axis("row")
+        return Experiment("swap", numbers, frames, self.manifest)
 
 
 def linearisation_cost(
@@ -183,10 +175,12 @@ def linearisation_cost(
         if fitted.heads != chosen_heads(read.shapes, read.layers):
             raise UserError(f"{handle.architecture}: not every head of its layers was measured")
         shown_rules = [*names, *([BEST] if BEST in fitted.fits else []), MEAN_US]
-        costs = pd.concat(list(_costs(handle, text, fitted, shown_rules, stage)), ignore_index=True)
+        factors: Factors = {}
+        costs = pd.concat(list(_costs(handle, text, fitted, shown_rules, factors, stage)), ignore_index=True)
         curve = None
         if BEST in fitted.fits:
-            curve = pd.concat(list(_curve(handle, text, fitted, costs, numbers, seed, stage)), ignore_index=True)
+            parts = _curve(handle, text, fitted, costs, numbers, seed, factors, stage)
+            curve = pd.concat(list(parts), ignore_index=True)
     whole = means(costs.drop_duplicates("sequence").assign(model="whole"), ["model"], "loss", weights).to_numpy()[0]
     low, high = interval(whole[1:])
     note = interval_note(numbers)
@@ -210,7 +204,7 @@ def linearisation_cost(
 
 
 def _costs(
-    handle: ModelHandle, text: Stimuli, fitted: Fitted, rules: list[str], stage: Progress
+    handle: ModelHandle, text: Stimuli, fitted: Fitted, rules: list[str], factors: Factors, stage: Progress
 ) -> Iterator[pd.DataFrame]:
     """Each sequence's costs: one head at a time, all of a layer, all."""
     layers = sorted({layer for layer, _ in fitted.heads})
@@ -225,7 +219,7 @@ def _costs(
         tokens = torch.from_numpy(given).long().to(handle.device)
         plans: list[Plan] = [{}]
         plans += [fitted.plan(rule, sequence, places) for _, _, places in swaps for rule in rules]
-        whole, *changed = losses(handle, tokens, plans)
+        whole, *changed = losses(handle, tokens, plans, factors)
         rows = [(rule, layer, head) for layer, head, _ in swaps for rule in rules]
         frame = pd.DataFrame(rows, columns=["rule", "layer", "head"])
         frame["sequence"], frame["document"] = sequence, int(text.document[sequence])
@@ -241,6 +235,7 @@ def _curve(
     costs: pd.DataFrame,
     loads: pd.DataFrame,
     seed: int,
+    factors: Factors,
     stage: Progress,
 ) -> Iterator[pd.DataFrame]:
     """Each sequence's loss change by order and number of heads swapped, orders found on the half it is not in."""
@@ -256,6 +251,6 @@ def _curve(
         tokens = torch.from_numpy(given).long().to(handle.device)
         frame = pd.DataFrame(rows, columns=["order", "draw", "swapped"])
         frame["sequence"] = sequence
-        frame["loss_change"] = losses(handle, tokens, plans) - whole[sequence]
+        frame["loss_change"] = losses(handle, tokens, plans, factors) - whole[sequence]
         yield frame
         stage("more and more heads swapped", sequence + 1, len(text.tokens))

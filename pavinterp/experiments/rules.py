@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from pavinterp.errors import UserError
-from pavinterp.experiment import Experiment
+from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.association_terms import SumsOfSquares, Variant, variants
 from pavinterp.experiments.cross_fitting import Judged, cross_fit, halves
 from pavinterp.experiments.reading import certified_records, reading
@@ -89,10 +89,7 @@ class Explanation:
         """What a run keeps of it: how linear each head is, its best rule, and every rule's figures."""
         columns = [f"{name}{end}" for name in ("linearity", "best_r2") for end in ("", "_lo", "_hi")]
         numbers = self.heads[[*columns, "best_rule"]].copy()
-        numbers.attrs = {
-            "units": {name: COLUMNS[name][0] for name in ("linearity", "best_r2", "best_rule")},
-            "descriptions": {name: COLUMNS[name][1] for name in ("linearity", "best_r2", "best_rule")},
-        }
+        numbers.attrs = definitions({name: COLUMNS[name] for name in ("linearity", "best_r2", "best_rule")})
         return Experiment("rules", numbers, {"rules": self.rules}, self.manifest)
 
     def flat(self) -> pd.DataFrame:
@@ -318,11 +315,7 @@ def _estimate(name: str, values: np.ndarray, draws: np.ndarray | None) -> dict[s
 
 def _with_text(table: pd.DataFrame, intervals: str) -> pd.DataFrame:
     known = {name: text for name, text in COLUMNS.items() if name in table.columns or name in table.index.names}
-    table.attrs = {
-        "units": {name: units for name, (units, _) in known.items()},
-        "descriptions": {name: description for name, (_, description) in known.items()},
-        "intervals": intervals,
-    }
+    table.attrs = definitions(known) | {"intervals": intervals}
     return table
 
 

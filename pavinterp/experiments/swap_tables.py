@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pavinterp.experiment import definitions
 from pavinterp.experiments.fitted_rules import BEST, MEAN_US, Fitted
 from pavinterp.experiments.resampling import interval, means, spearman, with_intervals
 from pavinterp.experiments.swap_orders import RANDOM
@@ -174,11 +175,7 @@ def described(table: pd.DataFrame, intervals: str) -> pd.DataFrame:
             known[name] = ("as in explain", "As the column of this name of pavinterp.explain, all positions tested.")
         elif name in COLUMNS:
             known[name] = COLUMNS[name]
-    table.attrs = {
-        "units": {name: units for name, (units, _) in known.items()},
-        "descriptions": {name: words for name, (_, words) in known.items()},
-        "intervals": intervals,
-    }
+    table.attrs = definitions(known) | {"intervals": intervals}
     return table
 
 

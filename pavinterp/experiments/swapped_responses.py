@@ -50,7 +50,9 @@ Plan = Mapping[tuple[int, int], Replacement]
 """Which heads, by (layer, head), respond otherwise; the others are left alone and see what follows."""
 
 
-def losses(handle: ModelHandle, tokens: Int[Tensor, "n"], plans: Sequence[Plan]) -> Float[np.ndarray, "plans"]:
+def losses(
+    handle: ModelHandle, tokens: Int[Tensor, "n"], plans: Sequence[Plan], factors: Factors | None = None
+) -> Float[np.ndarray, "plans"]:
     """Mean next-token negative log-likelihood of one sequence under each plan, nats per token.
 
     Log-likelihoods are taken in float32 at least (only the normaliser and the token that comes are needed, no softmax
@@ -61,7 +63,9 @@ def losses(handle: ModelHandle, tokens: Int[Tensor, "n"], plans: Sequence[Plan])
         handle: the model; `untouched` is the caller's to hold.
         tokens: one sequence, on the handle's device.
         plans: an empty one swaps nothing; those of one layer side by side cost least.
+        factors: of the layers' `W_O`, looked into and added to: the same for all sequences of a model.
     """
+    factors = {} if factors is None else factors
     distinct = {_key(plan): plan for plan in plans}
     keys, found = list(distinct), dict[Any, float]()
     for start in range(0, len(keys), TOGETHER):
@@ -69,7 +73,7 @@ def losses(handle: ModelHandle, tokens: Int[Tensor, "n"], plans: Sequence[Plan])
         part = [distinct[key] for key in some]
 
         def edit(call: AttentionCall, part: list[Plan] = part) -> Tensor | None:
-            return swapped(call, tokens, part)
+            return swapped(call, tokens, part, factors)
 
         layers = {layer for plan in part for layer, _ in plan}
         changed = logits(handle, tokens.expand(len(part), -1), edit if layers else None, layers or None)
@@ -87,13 +91,14 @@ def next_token_loss(changed: Float[Tensor, "batch n vocabulary"], tokens: Int[Te
     return torch.stack(totals).tolist()
 
 
-def swapped(call: AttentionCall, tokens: Int[Tensor, "n"], plans: Sequence[Plan]) -> Tensor | None:
+def swapped(call: AttentionCall, tokens: Int[Tensor, "n"], plans: Sequence[Plan], factors: Factors) -> Tensor | None:
     """The call's responses with those of each row's plan in their place; None where no plan has a head here.
 
     Args:
         call: of one layer, a row for each plan, all of the same tokens.
         tokens: that sequence.
         plans: of the rows.
+        factors: as for `losses`.
     """
     here = [{head: new for (layer, head), new in plan.items() if layer == call.layer} for plan in plans]
     if not any(here):
@@ -105,7 +110,6 @@ def swapped(call: AttentionCall, tokens: Int[Tensor, "n"], plans: Sequence[Plan]
         if here[row]:
             rows.setdefault(history, row)
     stands = {history: place for place, history in enumerate(rows)}
-    factors: Factors = {}
     one = stacked([all_tests(call, tokens, factors, row) for row in rows.values()])
     heads, kv_heads = call.queries.shape[1], call.keys.shape[1]
     wanted: dict[tuple[str, ...], tuple[Variant | None, set[int]]] = {}
@@ -157,22 +161,7 @@ def some_kv_heads(trials: Trials, kv_heads: Iterable[int]) -> Trials:
     """The trials of these KV heads alone and of the heads that read them, in the order given."""
     kv = torch.tensor(list(kv_heads), device=trials.keys.device)
     group = torch.arange(trials.group, device=kv.device)
-    heads = (kv[:, None] * trials.group + group).flatten()
-
-    def of_heads(x: Tensor | None) -> Any:
-        return None if x is None else x[heads]
-
-    return replace(
-        trials,
-        queries=trials.queries[heads],
-        keys=trials.keys[kv],
-        values=trials.values[kv],
-        bias=trials.bias if trials.bias.shape[0] == 1 else trials.bias[heads],
-        sinks=of_heads(trials.sinks),
-        write=trials.write[heads],
-        given_strengths=of_heads(trials.given_strengths),
-        gate=of_heads(trials.gate),
-    )
+    return trials.part(kv, (kv[:, None] * trials.group + group).flatten())
 
 
 def _key(plan: Plan) -> tuple[Any, ...]:

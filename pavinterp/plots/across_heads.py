@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 def load_map(heads: pd.DataFrame) -> Picture:
     """Load over the worst-case bound, layers across and heads down, outlined by regime."""
-    layers, numbers = _levels(heads)
+    layers, numbers = levels(heads)
     ratio = (heads["effective_load"] / heads["capacity_worst"]).to_numpy(float)
     cells = Cells(
         column=np.searchsorted(layers, heads.index.get_level_values("layer")),
         row=np.searchsorted(numbers, heads.index.get_level_values("head")),
         value=ratio,
         regime=tuple(str(r) for r in heads["regime"]),
-        heads=_names(heads),
+        heads=names(heads),
         titles=_titles(heads),
         label="load / N_worst",
     )
@@ -63,7 +63,7 @@ def load_ranking(heads: pd.DataFrame) -> Picture:
                 "head, 95 % interval" if np.isfinite(low).any() else "head",
                 low,
                 high,
-                heads=_names(known),
+                heads=names(known),
                 titles=_titles(known),
                 size=5.0 if len(known) <= 60 else 4.0 if len(known) <= 300 else 3.0,
             ),
@@ -74,7 +74,7 @@ def load_ranking(heads: pd.DataFrame) -> Picture:
 
 def load_by_depth(heads: pd.DataFrame) -> Picture:
     """Load of every head by layer, the median of each layer, and both bounds."""
-    layers, _ = _levels(heads)
+    layers, _ = levels(heads)
     known = heads[heads["effective_load"].notna()]
     load = known["effective_load"].to_numpy(float)
     place = np.searchsorted(layers, known.index.get_level_values("layer")).astype(float)
@@ -99,7 +99,7 @@ def load_by_depth(heads: pd.DataFrame) -> Picture:
                 load,
                 "each",
                 "head",
-                heads=_names(known),
+                heads=names(known),
                 titles=_titles(known),
                 size=5.0 if len(known) <= 300 else 4.0,
                 hollow=True,
@@ -111,11 +111,13 @@ def load_by_depth(heads: pd.DataFrame) -> Picture:
     )
 
 
-def _levels(heads: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+def levels(heads: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Layers and head numbers of a table, each in rising order."""
     return tuple(np.unique(heads.index.get_level_values(name).to_numpy(int)) for name in ("layer", "head"))  # type: ignore[return-value]
 
 
-def _names(heads: pd.DataFrame) -> tuple[str, ...]:
+def names(heads: pd.DataFrame) -> tuple[str, ...]:
+    """Name of each head, as its page is called."""
     return tuple(head_name(int(layer), int(head)) for layer, head in heads.index)
 
 
@@ -124,7 +126,7 @@ def _titles(heads: pd.DataFrame) -> tuple[str, ...]:
     rows: Iterable[tuple[float, float, float, float, str]] = zip(*(heads[name] for name in columns), strict=True)
     return tuple(
         f"{name}: load {estimate(load, low, high)}, {number(load / worst)} × N_worst, {regime}"
-        for name, (load, low, high, worst, regime) in zip(_names(heads), rows, strict=True)
+        for name, (load, low, high, worst, regime) in zip(names(heads), rows, strict=True)
     )
 
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pavinterp.plots.across_heads import levels, names
 from pavinterp.plots.marks import Axis, Cells, Line, Picture, Points
-from pavinterp.plots.words import as_float, estimate, head_name, number
+from pavinterp.plots.words import as_float, estimate, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,11 +84,10 @@ def number_map(heads: pd.DataFrame, column: str) -> Picture:
     What is not above zero (a cost that no interval tells from nothing) is drawn as an empty cell.
     """
     name, title, unit = MAPS[column]
-    layers, numbers = (np.unique(heads.index.get_level_values(level).to_numpy(int)) for level in ("layer", "head"))
+    layers, numbers = levels(heads)
     value = np.array([as_float(x) for x in heads[column]])
     positive = value[np.isfinite(value) & (value > 0)]
     middle = float(np.median(positive)) if len(positive) else 1.0
-    names = tuple(head_name(int(layer), int(head)) for layer, head in heads.index)
     ends = [heads.get(f"{column}{end}", heads[column] * np.nan) for end in ("_lo", "_hi")]
     shown = [estimate(*row) for row in zip(value, *ends, strict=True)]
     cells = Cells(
@@ -95,8 +95,8 @@ def number_map(heads: pd.DataFrame, column: str) -> Picture:
         row=np.searchsorted(numbers, heads.index.get_level_values("head")),
         value=np.where(np.isfinite(value) & (value > 0), value / middle, np.nan),
         regime=("",) * len(heads),
-        heads=names,
-        titles=tuple(f"{head}: {one} {unit}" for head, one in zip(names, shown, strict=True)),
+        heads=names(heads),
+        titles=tuple(f"{head}: {one} {unit}" for head, one in zip(names(heads), shown, strict=True)),
         label="/ median",
     )
     return Picture(

@@ -48,12 +48,13 @@ def write(run: Measured, folder: str | Path, pages: Collection[int] | None = Non
         Path of index.html.
     """
     from pavinterp.plots.words import head_name
-    from pavinterp.report.head_page import head_page
+    from pavinterp.report.head_page import OF_EXPERIMENTS, head_page
     from pavinterp.report.index_page import write_index
 
     folder = Path(folder)
     heads, details = run.heads(), run.details
-    frames = {f"{one.name}.{name}": frame for one in run.experiments.values() for name, frame in one.frames.items()}
+    every = {f"{one.name}.{name}": frame for one in run.experiments.values() for name, frame in one.frames.items()}
+    frames = {name: frame for name, frame in every.items() if name in OF_EXPERIMENTS}
     attrs = {str(name): value for name, value in heads.attrs.items()}
     (folder / "heads").mkdir(exist_ok=True)
     names = [head_name(int(layer), int(head)) for layer, head in heads.index]
@@ -89,10 +90,10 @@ def write(run: Measured, folder: str | Path, pages: Collection[int] | None = Non
 
 
 def _of_head(frames: dict[str, pd.DataFrame], place: tuple[int, int]) -> dict[str, pd.DataFrame]:
-    """The head's rows of each experiment's frame that is indexed by layer and head first."""
+    """The head's rows of each frame, where it was in the experiment; frames are indexed by layer and head first."""
     mine: dict[str, pd.DataFrame] = {}
     for name, frame in frames.items():
-        if list(frame.index.names[:2]) == ["layer", "head"] and frame.index.nlevels > 2 and place in frame.index:
+        if place in frame.index:
             rows: Any = frame.xs(place, level=["layer", "head"])
             mine[name] = rows
     return mine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,23 @@ from pavinterp.report.passage import example
 
 WIDTH = 340.0  # pixels: three a row on a desktop, one on a phone
 DRAWN = 500  # tests drawn as dots: more would make a page of dots, and a report of a thousand heads too large
+
+
+# "experiment.frame" that a panel is drawn from, if the run has it: title, picture and caption.
+OF_EXPERIMENTS: dict[str, tuple[str, Callable[[pd.DataFrame], Picture], str]] = {
+    "capacity.curves": (
+        "Capacity of its own pairs",
+        experiment_pictures.capacity_curves,
+        "Memories of N of the head’s own pairs, probed with every stored CS; beside its Hebbian memory and its softmax "
+        "the same with isotropic CSs, and with the random weights of an untrained model.",
+    ),
+    "rules.rules": (
+        "Learning rules",
+        experiment_pictures.rule_r2,
+        "What each rule explains of the response beyond the mean US: one gain, fitted on one half of the text and "
+        "judged on the other. CSs centred.",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -205,26 +223,11 @@ def _panels(
 
 
 def _of_experiments(frames: dict[str, pd.DataFrame]) -> list[Panel]:
-    panels = []
-    if "capacity.curves" in frames:
-        panels.append(
-            _panel(
-                "Capacity of its own pairs",
-                experiment_pictures.capacity_curves(frames["capacity.curves"]),
-                "Memories of N of the head’s own pairs, probed with every stored CS; beside its Hebbian memory and its "
-                "softmax the same with isotropic CSs, and with the random weights of an untrained model.",
-            )
-        )
-    if "rules.rules" in frames:
-        panels.append(
-            _panel(
-                "Learning rules",
-                experiment_pictures.rule_r2(frames["rules.rules"]),
-                "What each rule explains of the response beyond the mean US: one gain, fitted on one half of the text "
-                "and judged on the other. CSs centred.",
-            )
-        )
-    return panels
+    return [
+        _panel(title, draw(frames[name]), caption)
+        for name, (title, draw, caption) in OF_EXPERIMENTS.items()
+        if name in frames
+    ]
 
 
 def _of(drawn: pd.DataFrame, tests: pd.DataFrame) -> str:

@@ -29,26 +29,35 @@ def model_with_adapters(wrapper: Any) -> Any:
     kinds = ", ".join(sorted({str(getattr(config.peft_type, "value", config.peft_type)) for config in configs}))
     refusal = UserError(
         f"{name} ({kinds}) computes something else than the model inside it: only adapters that change weights (LoRA "
-        "and the like) can be measured; hand over its get_base_model() to measure that"
+        "and the like) can be measured; load the base model afresh to measure that"
     )
     if any(config.is_prompt_learning or getattr(config, "alora_invocation_tokens", None) for config in configs):
         raise refusal
     inner = getattr(wrapper.base_model, "model", wrapper.base_model)
-    if foreign_parts(inner) or _differs(wrapper, inner):
+    if _differs(wrapper, inner):
         raise refusal
     return inner
 
 
-def foreign_parts(model: Any) -> list[str]:
-    """Names of PEFT's modules in a model that do more than change a layer's weights, such as attention to prompts."""
+def require_weights_only(model: Any) -> None:
+    """Stop where PEFT's modules in a model do more than change a layer's weights, such as attention to prompts.
+
+    Raises:
+        UserError: naming the first such module.
+    """
     import sys
 
     tuners: Any = sys.modules.get("peft.tuners.tuners_utils")
     if tuners is None:  # PEFT is not in use
-        return []
+        return
     found = {name: module for name, module in model.named_modules() if type(module).__module__.startswith("peft.")}
     layers = [name for name, module in found.items() if isinstance(module, tuners.BaseTunerLayer)]
-    return [name for name in found if not any(f"{name}.".startswith(f"{layer}.") for layer in layers)]
+    for name, module in found.items():
+        if not any(f"{name}.".startswith(f"{layer}.") for layer in layers):
+            raise UserError(
+                f"{type(model).__name__} holds {type(module).__name__} of PEFT at {name}, which does more than change "
+                "weights: only adapters that change weights (LoRA and the like) can be measured; unload it"
+            )
 
 
 def _differs(wrapper: Any, inner: Any) -> bool:

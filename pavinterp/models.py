@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pavinterp.adapters import adapter_beside, model_with_adapters
+from pavinterp.adapters import adapter_beside, model_with_adapters, require_weights_only
 from pavinterp.compiled import uncompiled, without_wrapper
 from pavinterp.devices import device_named, dtype_named
 from pavinterp.errors import UserError
@@ -285,6 +285,7 @@ def _live(model: Any, tokenizer: PreTrainedTokenizerBase | str | bool | None) ->
             f"{name} is not a Hugging Face model: give one from AutoModelForCausalLM (not wrapped in anything but PEFT "
             "or torch.compile), a TransformerBridge, a Hugging Face id, a folder or a .gguf file"
         )
+    require_weights_only(model)
     check_decoder(model.config, name, live=True)
     if model.get_output_embeddings() is None:
         raise UserError(f"{name} has no language-model head: load it with AutoModelForCausalLM")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from pavinterp import store
-from pavinterp.arguments import require_one_of, require_whole
+from pavinterp.arguments import require_one_of, require_whole, whole_numbers
 from pavinterp.capture import certificate
 from pavinterp.capture.paths import on_path
 from pavinterp.corpora import Corpus
@@ -181,10 +181,7 @@ def measure(
             certificate fails: no numbers are reported then.
     """
     started = time.monotonic()
-    if isinstance(layers, Iterable) and not isinstance(layers, str):
-        layers = list(layers)
-    check_arguments(tests, layers, seed, batch, bos, progress)
-    seed = int(seed)
+    layers, seed = check_arguments(tests, layers, seed, batch, bos, progress)
     handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
     shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
     with shown as stage, untouched(handle.model):
@@ -275,20 +272,23 @@ def _require_finite(records: pd.DataFrame) -> None:
         )
 
 
-def check_arguments(tests: Any, layers: Any, seed: Any, batch: Any, bos: Any, progress: Any) -> None:
-    """UserError where an argument that `measure` and the experiments share is none that they take."""
+def check_arguments(
+    tests: Any, layers: Any, seed: Any, batch: Any, bos: Any, progress: Any
+) -> tuple[list[int] | None, int]:
+    """The layers and the seed as plain numbers, whatever kind of numbers they were given as.
+
+    Raises:
+        UserError: an argument that `measure` and the experiments share is none that they take.
+    """
     if tests is not None:
         require_whole("tests", tests, 1, " or None (every position)")
     if batch is not None:
         require_whole("batch", batch, 1)
     require_whole("seed", seed, 0)
     require_one_of("bos", bos, BOS_POLICIES)
-    if layers is not None and (isinstance(layers, str) or not isinstance(layers, Iterable)):
-        raise UserError(f"layers must be a list of layer numbers or None (all), got {layers!r:.40}")
-    for layer in layers or ():
-        require_whole("each of layers", layer, 0)
     if not (progress is None or progress is False or callable(progress)):
         raise UserError(f"progress must be a function of (stage, done, total), None or False, got {progress!r:.40}")
+    return whole_numbers("layers", layers, 0), int(seed)
 
 
 def choose_layers(shapes: list[LayerInfo], layers: list[int] | None) -> set[int] | None:

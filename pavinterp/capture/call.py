@@ -143,6 +143,7 @@ def trials(
         rng_seed=rng_seed,
         given_strengths=None if call.pattern is None else call.pattern[sequence, :, tests, :n].to(dtype),
         gate=_gate(call, sequence, tests) if call.gated else None,
+        rounding=torch.finfo(call.values.dtype).eps,
     )
 
 

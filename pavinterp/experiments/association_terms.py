@@ -66,7 +66,8 @@ class SumsOfSquares:
     """A measure: per sequence and head `sum_t w_t y_t.y_t`, and per variant `sum_t w_t x_t.y_t`, `sum_t w_t x_t.x_t`.
 
     `y_t` is the head's association term (`response_term`), `x_t` the rule's (`rule_term`), `w_t` the test's weight. All
-    is computed in float64 from the captured tensors (float32 where the device has no float64).
+    is computed in float64 from the captured tensors (float32 where the device has no float64). All are zero where the
+    head's USs are alike (`Trials.alike`): there is no association to explain.
     """
 
     name = "rules"
@@ -85,7 +86,7 @@ class SumsOfSquares:
         y = one.response_term()
 
         def total(products: Float[Tensor, "heads tests d_w"]) -> Float[Tensor, "heads"]:
-            return products.sum(-1) @ one.trials.weights
+            return (products.sum(-1) @ one.trials.weights).masked_fill(trials.alike, 0.0)
 
         sums = {"yy": total(y * y)}
         for variant in self.of:

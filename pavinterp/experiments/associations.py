@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from pavinterp.arguments import require_whole
+from pavinterp.arguments import require_whole, require_yes_or_no
 from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.cut_responses import chosen_heads, curves
 from pavinterp.experiments.needed import rank_correlations, summary
@@ -94,7 +94,8 @@ def needed_associations(
     """
     if heads is not None:
         require_whole("heads", heads, 1)
-    check_arguments(None, layers, seed, None, bos, progress)
+    require_yes_or_no("renormalise", renormalise)
+    layers, seed = check_arguments(None, layers, seed, None, bos, progress)
     with reading(
         model,
         corpus,

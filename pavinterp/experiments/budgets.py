@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from pavinterp.arguments import require_one_of
+from pavinterp.arguments import require_one_of, require_yes_or_no
 from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.allocations import Budgets, alike, by_curves, by_load, smallest, spread
@@ -119,7 +119,8 @@ def association_budget(
     """
     require_one_of("by", by, CHOICES)
     _check_loss(max_loss_increase)
-    check_arguments(None, layers, seed, None, bos, progress)
+    require_yes_or_no("renormalise", renormalise)
+    layers, seed = check_arguments(None, layers, seed, None, bos, progress)
     with reading(
         model,
         corpus,

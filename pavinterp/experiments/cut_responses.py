@@ -14,7 +14,7 @@ from pavinterp.capture.output_projection import output_weight, write_factor
 from pavinterp.capture.paths import capture_for, forward
 from pavinterp.errors import UserError
 from pavinterp.experiments.continuation import blocks_of, continued, continuing, recording
-from pavinterp.experiments.interventions import logits, with_heads
+from pavinterp.experiments.interventions import logits, require_copies_alike, with_heads
 from pavinterp.experiments.predictions import Predictions
 from pavinterp.models import ModelHandle
 from pavinterp.run import Progress
@@ -58,7 +58,7 @@ def curves(
         next token's negative log-likelihood, nats); `document` of the sequence.
 
     Raises:
-        UserError: sequences of several lengths.
+        UserError: sequences of several lengths, or hooks on the model that act on some rows of a batch only.
     """
     length = len(stimuli.tokens[0])
     if any(len(tokens) != length for tokens in stimuli.tokens):
@@ -67,6 +67,7 @@ def curves(
     means = mean_responses(handle, stimuli, heads)
     blocks = blocks_of(handle)
     factors: Factors = {}
+    require_copies_alike(handle, torch.from_numpy(stimuli.tokens[0])[None].long().to(handle.device), VARIANTS)
     short: set[int] | None = None  # layers from which a continuation is the model's own
     rows, done = [], 0
     for sequence, given in enumerate(stimuli.tokens):

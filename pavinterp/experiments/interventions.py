@@ -11,7 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pavinterp.capture.call import AttentionCall, OnLayer
+from pavinterp.capture.certificate import tolerance
 from pavinterp.capture.paths import capture_for
+from pavinterp.errors import UserError
 from pavinterp.models import ModelHandle
 
 
@@ -33,6 +35,25 @@ def logits(
             return bridge(tokens, return_type="logits", use_cache=False)
         model: Any = handle.model
         return model(input_ids=tokens, use_cache=False).logits
+
+
+def require_copies_alike(handle: ModelHandle, tokens: Int[Tensor, "1 n"], copies: int) -> None:
+    """Stop where a sequence's logits depend on how many copies of it are read together, or on its place among them.
+
+    Several changes of one sequence go through the model side by side, and what they do is what sets them apart.
+
+    Raises:
+        UserError: a copy's logits differ from those of the sequence alone (a hook that reads or writes some rows only).
+    """
+    alone = logits(handle, tokens)[0].double()
+    for place, row in enumerate(logits(handle, tokens.expand(copies, -1))):
+        apart = float((row.double() - alone).norm() / alone.norm())
+        if not apart <= 10 * tolerance(handle.dtype):  # other kernels for other batches, over all layers
+            raise UserError(
+                f"{handle.architecture}: of {copies} copies of one sequence, number {place} has logits that differ by "
+                f"{apart:.1e} from those of the sequence alone: take off hooks that act on some rows of a batch only; "
+                "nothing was reported"
+            )
 
 
 def with_heads(

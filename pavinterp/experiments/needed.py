@@ -18,8 +18,9 @@ SHARES = (0.20, 0.10, 0.05, 0.02)
 def needed(divergence: npt.NDArray[np.float64], ablated: float, kept: npt.NDArray[np.int64], share: float) -> float:
     """The number of associations at which the divergence has fallen to `share` of the ablation's, interpolated.
 
-    The first crossing, by a straight line in the logarithms of both. 1 where one association is enough already, `inf`
-    where the most that was kept is not, NaN where ablation changes nothing.
+    The first crossing, by a straight line in the logarithms of both; a divergence under a hundredth of the level counts
+    as that, for its logarithm may be rounding's. 1 where one association is enough already, `inf` where the most that
+    was kept is not, NaN where ablation changes nothing.
 
     Args:
         divergence: by number kept, in the order of `kept`.
@@ -29,14 +30,15 @@ def needed(divergence: npt.NDArray[np.float64], ablated: float, kept: npt.NDArra
     """
     if not ablated > 0:
         return float("nan")
-    below = np.flatnonzero(divergence <= share * ablated)
+    level = share * ablated
+    below = np.flatnonzero(divergence <= level)
     if not len(below):
         return float("inf")
     first = int(below[0])
     if first == 0:
         return float(kept[0])
-    before, after = np.log(divergence[first - 1]), np.log(max(divergence[first], 1e-300))
-    step = (before - np.log(share * ablated)) / (before - after)
+    before, after = np.log(divergence[first - 1]), np.log(max(divergence[first], level / 100))
+    step = (before - np.log(level)) / (before - after)
     return float(np.exp(np.log(kept[first - 1]) + step * np.log(kept[first] / kept[first - 1])))
 
 
@@ -87,7 +89,7 @@ def rank_correlations(
         there = ~(np.isnan(need).any(1) | np.isnan(values).any(1))
         ranks = spearman(need[there], values[there])
         pairs = [(need[there, i], values[there, i]) for i in range(len(weights))]
-        ratios = np.array([np.median(one / two) for one, two in pairs])
+        ratios = np.array([np.median(one / two) if len(one) else np.nan for one, two in pairs])
         row = {"rank_correlation": ranks[0], "ratio": ratios[0], "heads": int(there.sum())}
         for name, drawn in (("rank_correlation", ranks), ("ratio", ratios)):
             row[f"{name}_lo"], row[f"{name}_hi"] = interval(drawn[1:])

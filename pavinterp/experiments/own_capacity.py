@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import pandas as pd
 
+from pavinterp.arguments import require_yes_or_no
 from pavinterp.capture.paths import on_path
 from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment, definitions
@@ -115,20 +116,19 @@ def memory_capacity(
         model, corpus, layers, seed, batch, bos, capture, progress, command: as for `pavinterp.measure`.
         context: tokens a sequence; default 256, or the model's positions if fewer.
         sequences: default 16, or as many as the text has.
-        rules: names of `pavinterp.theory.rules.RULES`; default all. covariance is hebbian here.
+        rules: names of `pavinterp.theory.rules.RULES`; default all. covariance is hebbian here: the means that it
+            takes off are those of the context, not of the N pairs.
         control: whether the same architecture with random weights is measured too.
 
     Raises:
         UserError: the model or text cannot be measured, or the control cannot be made.
     """
     started = time.monotonic()
-    if isinstance(layers, Iterable) and not isinstance(layers, str):
-        layers = list(layers)
-    check_arguments(None, layers, seed, batch, bos, progress)
-    seed = int(seed)
+    require_yes_or_no("control", control)
+    layers, seed = check_arguments(None, layers, seed, batch, bos, progress)
     names = choose_rules(rules)
     if names == ["covariance"]:
-        raise UserError("covariance is hebbian here, with CSs and USs about their means: ask for hebbian")
+        raise UserError("covariance is hebbian here, with CSs and USs about the context's means: ask for hebbian")
     plain = model if isinstance(model, ModelHandle) else load(model)
     of = memories(names)
     with reading(

@@ -55,7 +55,8 @@ class Memory:
 def memories(rules: Collection[str]) -> list[Memory]:
     """Every way for these rules: CSs centred; for hebbian raw, in the query metric and isotropic too.
 
-    `covariance` is left out: with CSs and USs about their means it is `hebbian`.
+    `covariance` is left out: with CSs and USs about the means of the context it is `hebbian`. (About the means of the N
+    stored pairs, as an isolated memory of them would have it, it is another rule for small N.)
     """
     found = [Memory(probe, rule) for rule in rules if rule != "covariance" for probe in ("stored", "tests")]
     if "hebbian" in rules:
@@ -70,7 +71,7 @@ class Retrieval:
 
     Memories are nested: pairs of the context enter in a random order, the same for all heads and rules of a layer.
     A squared fidelity counts as 0 where the cosine is negative: the US is not retrieved then. NaN beyond the pairs
-    that there are.
+    that there are, and where the head's USs are alike (`Trials.alike`): none can be told from another.
     """
 
     name = "retrieval"
@@ -86,10 +87,11 @@ class Retrieval:
 
     def __call__(self, trials: Trials) -> dict[str, Float[Tensor, "heads"]]:
         numbers: dict[str, Float[Tensor, "heads"]] = {}
+        nan = float("nan")
         for memory in self.of:
             # the same draws for every memory, whatever others there are
             probe = stored_probes if memory.probe == "stored" else test_probes
-            fidelities = probe(trials, memory, self.loads)
+            fidelities = [f.masked_fill(trials.alike[:, None], nan) for f in probe(trials, memory, self.loads)]
             for load, fidelity in zip(self.loads, fidelities, strict=True):
                 numbers[memory.fidelity_at(load)] = fidelity.clamp_min(0).square().nanmean(-1)
             numbers[memory.error_free] = error_free(fidelities, self.loads, together=memory.probe == "stored")
@@ -99,7 +101,7 @@ class Retrieval:
 def error_free(
     fidelities: Sequence[Float[Tensor, "heads probes"]], loads: Sequence[int], *, together: bool
 ) -> Float[Tensor, "heads"]:
-    """The largest load up to which no probe retrieves with an error; 0 where the smallest has one.
+    """The largest load up to which no probe retrieves with an error; 0 where the smallest has one, NaN without any.
 
     Args:
         fidelities: by load; NaN where there is no such memory, or where a response or US is zero.
@@ -107,7 +109,7 @@ def error_free(
         together: whether probes are of one memory, which all must retrieve; else each is of its own, and the mean over
             probes is returned.
     """
-    held = None
+    held, there = None, torch.zeros_like(fidelities[0][:, 0], dtype=torch.bool)
     reached = torch.zeros_like(fidelities[0][:, :1])
     for load, fidelity in zip(loads, fidelities, strict=True):
         right = (fidelity >= ERROR) | fidelity.isnan()
@@ -115,8 +117,9 @@ def error_free(
             right = right.all(-1, keepdim=True)
         right = right & ~fidelity.isnan().all(-1, keepdim=True)  # no memory of this load
         held = right if held is None else held & right
+        there |= ~fidelity.isnan().all(-1)
         reached = torch.where(held, float(load), reached)
-    return reached.mean(-1)
+    return reached.mean(-1).masked_fill(~there, float("nan"))
 
 
 def stored_probes(trials: Trials, memory: Memory, loads: Sequence[int]) -> list[Float[Tensor, "heads probes"]]:

@@ -36,5 +36,10 @@ def untrained(handle: ModelHandle, seed: int = 0) -> ModelHandle:
             f"no model of {handle.architecture} can be made from its configuration ({one_line(error, 120)}): leave the "
             "control out"
         ) from error
-    model = model.to(device=handle.device, dtype=handle.dtype).eval()
+    theirs = {name: x.dtype for name, x in [*handle.model.named_parameters(), *handle.model.named_buffers()]}
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(theirs.get(name, handle.dtype))
+    for name, buffer in model.named_buffers():  # rotary frequencies stay in float32 where the trained model has them so
+        buffer.data = buffer.data.to(theirs.get(name, buffer.dtype))
+    model = model.to(device=handle.device).eval()
     return replace(handle, model=model, name=f"{handle.name}, random weights", revision=f"seed {seed}", bridge=None)

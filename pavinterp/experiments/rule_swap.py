@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,12 +16,13 @@ from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.association_terms import SumsOfSquares, variants
 from pavinterp.experiments.cut_responses import Factors, chosen_heads
 from pavinterp.experiments.fitted_rules import BEST, MEAN_US, Fitted, fit_rules
+from pavinterp.experiments.interventions import require_copies_alike
 from pavinterp.experiments.reading import certified_records, reading
 from pavinterp.experiments.resampling import interval, interval_note, means, resampled
 from pavinterp.experiments.rules import choose_rules
 from pavinterp.experiments.swap_orders import numbers_swapped, orders
 from pavinterp.experiments.swap_tables import correlations, cost_table, curve_table, described, head_table
-from pavinterp.experiments.swapped_responses import Plan, losses
+from pavinterp.experiments.swapped_responses import TOGETHER, Plan, losses
 from pavinterp.manifest import describe_experiment
 from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle
@@ -134,13 +135,11 @@ def linearisation_cost(
         command: command line for the manifest.
 
     Raises:
-        UserError: the model or text cannot be measured, sequences are of several lengths, or there is no second half.
+        UserError: the model or text cannot be measured, sequences are of several lengths, there is no second half, or
+            hooks on the model act on some rows of a batch only.
     """
     started = time.monotonic()
-    if isinstance(layers, Iterable) and not isinstance(layers, str):
-        layers = list(layers)
-    check_arguments(None, layers, seed, None, bos, progress)
-    seed = int(seed)
+    layers, seed = check_arguments(None, layers, seed, None, bos, progress)
     names = choose_rules(RULES if rules is None else rules)
     of = [variant for variant in variants(names) if variant.cs != "raw"]
     with reading(
@@ -158,6 +157,8 @@ def linearisation_cost(
         handle, text, stage = read.handle, read.text, read.stage
         if len({len(tokens) for tokens in text.tokens}) > 1:
             raise UserError("heads are swapped on sequences of one length; cut the text with a context")
+        first = torch.from_numpy(text.tokens[0])[None].long().to(handle.device)
+        require_copies_alike(handle, first, TOGETHER)
         numbers, residuals = certified_records(
             handle,
             text,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -156,10 +156,7 @@ def explain(
         UserError: the model or text cannot be measured, the certificate fails, or there is no second half to judge on.
     """
     started = time.monotonic()
-    if isinstance(layers, Iterable) and not isinstance(layers, str):
-        layers = list(layers)
-    check_arguments(tests, layers, seed, batch, bos, progress)
-    seed = int(seed)
+    layers, seed = check_arguments(tests, layers, seed, batch, bos, progress)
     names = choose_rules(rules)
     measure = SumsOfSquares(variants(names))
     with reading(

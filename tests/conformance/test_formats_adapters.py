@@ -82,9 +82,16 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_adapters_that_are_more_than_weights_are_refused(kind):
-    with pytest.raises(UserError, match="computes something else than the model inside it") as error:
+    said = "computes something else than the model inside it|does more than change weights"
+    with pytest.raises(UserError, match=said) as error:
         measured(with_adapters("llama", kind, **REFUSED[kind]))
     assert "\n" not in str(error.value)
+
+
+def test_adapters_that_are_more_than_weights_are_refused_without_their_wrapper_too():
+    inner = with_adapters("llama", "AdaptionPromptConfig", **REFUSED["AdaptionPromptConfig"]).get_base_model()
+    with pytest.raises(UserError, match=r"AdaptedAttention of PEFT at model\.layers\.1\.self_attn"):
+        measured(inner)
 
 
 def test_no_bridge_reads_past_adapters():

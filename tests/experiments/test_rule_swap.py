@@ -45,7 +45,7 @@ def handle_of(name):
 def logits_of(handle, plans):
     layers = {layer for plan in plans for layer, _ in plan}
     with untouched(handle.model):
-        edit = (lambda call: swapped(call, TOKENS, plans)) if layers else None
+        edit = (lambda call: swapped(call, TOKENS, plans, {})) if layers else None
         return logits(handle, TOKENS.expand(len(plans), -1), edit, layers or None)
 
 
@@ -72,7 +72,7 @@ def test_no_gain_is_the_mean_us_by_a_plain_loop(name):
     layer, head = places_of(name)[-1]
 
     def keep(call):
-        seen["call"], seen["put"] = call, swapped(call, TOKENS, [{(layer, head): NOTHING}])
+        seen["call"], seen["put"] = call, swapped(call, TOKENS, [{(layer, head): NOTHING}], {})
         return seen["put"]
 
     with untouched(handle.model):
@@ -142,7 +142,7 @@ def test_covariance_does_not_see_later_tokens():
     other = TOKENS.clone()
     other[12:] = (other[12:] + 7) % 101
     with untouched(handle.model):
-        after = logits(handle, other[None], lambda call: swapped(call, other, [plan]))[0]
+        after = logits(handle, other[None], lambda call: swapped(call, other, [plan], {}))[0]
     torch.testing.assert_close(after[:12], before[:12], rtol=1e-4, atol=1e-4)
     assert float((after[12:] - before[12:]).abs().max()) > 1e-2
 

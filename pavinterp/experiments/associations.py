@@ -120,7 +120,7 @@ def needed_associations(
         frame = curves(read.handle, read.text, every, renormalise=renormalise, progress=read.stage)
     means = numbers.groupby(["layer", "head"])[list(COLUMNS)].mean()
     arguments = read.arguments(
-        heads="all" if heads is None else heads, renormalise=renormalise, seed=seed, bos=bos, capture=capture
+        heads="all" if heads is None else int(heads), renormalise=renormalise, seed=seed, bos=bos, capture=capture
     )
     note = interval_note(frame)
     return Needed(

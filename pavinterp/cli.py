@@ -1,4 +1,7 @@
-"""The `pavinterp` command: parse, call the API, print. Nothing heavy is imported before a command runs."""
+"""The `pavinterp` command: parse, call the API, print. Nothing heavy is imported before a command runs.
+
+The commands of single experiments are in `experiment_commands`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import os
 import shlex
 import signal
 import sys
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +18,9 @@ import typer
 from typer.core import TyperGroup
 
 from pavinterp import __version__
+from pavinterp.command_steps import load_model, quiet_libraries, read_text
 from pavinterp.errors import UserError
+from pavinterp.experiment_commands import COMMANDS, EXPERIMENTS
 from pavinterp.options import (
     Batch,
     Bos,
@@ -25,7 +29,6 @@ from pavinterp.options import (
     CorpusOption,
     Device,
     Dtype,
-    FewSequences,
     Json,
     Layers,
     MaxDocuments,
@@ -37,7 +40,6 @@ from pavinterp.options import (
     Revision,
     Seed,
     Sequences,
-    ShortContext,
     Tests,
     TextField,
     Tokenizer,
@@ -96,16 +98,6 @@ def _options(
     pass
 
 
-EXPERIMENTS = {
-    "rules": "explain",
-    "capacity": "memory_capacity",
-    "needed": "needed_associations",
-    "swap": "linearisation_cost",
-    "budget": "association_budget",
-}
-"""Commands that `report --with` takes, and the function of each."""
-
-
 def _measuring(with_pages: bool) -> Callable[..., None]:
     """The function behind `report` (with pages) and `measure` (tables only): the same options, the same steps."""
 
@@ -151,19 +143,9 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         import pavinterp as pi
         from pavinterp import terminal
 
-        _quiet_libraries()
+        quiet_libraries()
         with progress_to(quiet=quiet) as progress:
-            with progress.stage(f"reading {corpus}"):  # first: quicker to find fault with than a model
-                text = pi.corpus(corpus, text_field=text_field, max_documents=max_documents)
-            with progress.stage(f"loading {model}"):
-                handle = pi.load(
-                    model,
-                    revision=revision,
-                    dtype=dtype,
-                    device=device,
-                    trust_remote_code=trust_remote_code,
-                    tokenizer=tokenizer,
-                )
+            text, handle = read_text(ctx.params, progress), load_model(ctx.params, progress)
             check_pages(paged, chosen_layers, handle.model.config)
             run = pi.measure(
                 handle,
@@ -245,451 +227,13 @@ def heads(
         terminal.print_heads(table, also=sort)
 
 
-@app.command()
-def rules(
-    ctx: typer.Context,
-    model: Model,
-    corpus: CorpusOption = "demo",
-    text_field: TextField = "text",
-    max_documents: MaxDocuments = None,
-    context: ShortContext = None,
-    sequences: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Sequences to read; if not given 32, or all of the text if less."),
-    ] = None,
-    bos: Bos = "auto",
-    tests: Tests = "32",
-    layers: Layers = None,
-    names: Annotated[
-        str | None, typer.Option("--rules", metavar="LIST", help="Rules, such as covariance,delta; all if not given.")
-    ] = None,
-    by: Annotated[str, typer.Option(metavar="head|layer", help="What a line of the printed table is.")] = "head",
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head and rule, all columns.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
-    batch: Batch = None,
-    capture: Capture = "auto",
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    seed: Seed = 0,
-    revision: Revision = None,
-    tokenizer: Tokenizer = None,
-    trust_remote_code: Trust = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Say which learning rule explains each head of a model.
-
-    R^2 of the head's response beyond the mean of what it sees, one gain a head and rule, fitted on one half of the text
-    and judged on the other; how much is linear at all, and which of the linear memories comes closest. Seconds a layer
-    for a small model, minutes a layer for one like SmolLM2 with the default text; fewer --rules are quicker.
-    """
-    from pavinterp.arguments import require_one_of
-    from pavinterp.output import check_file, write_file
-    from pavinterp.progress import progress_to
-
-    number_of_tests, chosen_layers, chosen_rules = parse_tests(tests), parse_layers(layers), parse_names(names)
-    require_one_of("--by", by, ("head", "layer"))
-    file = None if csv is None else check_file(csv, overwrite)
-
-    import pavinterp as pi
-    from pavinterp import terminal
-    from pavinterp.experiments.rules import choose_rules
-
-    choose_rules(chosen_rules)
-    _quiet_libraries()
-    with progress_to(quiet=quiet) as progress:
-        with progress.stage(f"reading {corpus}"):
-            text = pi.corpus(corpus, text_field=text_field, max_documents=max_documents)
-        with progress.stage(f"loading {model}"):
-            handle = pi.load(
-                model,
-                revision=revision,
-                dtype=dtype,
-                device=device,
-                trust_remote_code=trust_remote_code,
-                tokenizer=tokenizer,
-            )
-        found = pi.explain(
-            handle,
-            text,
-            context=context,
-            sequences=sequences,
-            tests=number_of_tests,
-            layers=chosen_layers,
-            rules=chosen_rules,
-            seed=seed,
-            batch=batch,
-            bos=bos,
-            capture=capture,
-            progress=progress,
-            command=ctx.obj["command"],
-        )
-    if file is not None:
-        write_file(file, found.flat().to_csv())
-    if as_json:
-        terminal.print_json({**found.manifest, "heads": found.heads, "rules": found.rules})
-    else:
-        terminal.print_explanation(found, by)
-
-
-@app.command()
-def capacity(
-    ctx: typer.Context,
-    model: Model,
-    corpus: CorpusOption = "demo",
-    text_field: TextField = "text",
-    max_documents: MaxDocuments = None,
-    context: ShortContext = None,
-    sequences: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Sequences to read; if not given 16, or all of the text if less."),
-    ] = None,
-    bos: Bos = "auto",
-    layers: Layers = None,
-    names: Annotated[
-        str | None, typer.Option("--rules", metavar="LIST", help="Rules, such as hebbian,softmax; all if not given.")
-    ] = None,
-    control: Annotated[
-        bool, typer.Option("--control/--no-control", help="Measure the same architecture with random weights too.")
-    ] = True,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="A first look: 8 sequences, and hebbian and softmax unless --rules says.")
-    ] = False,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head and memory, all columns.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
-    batch: Batch = None,
-    capture: Capture = "auto",
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    seed: Seed = 0,
-    revision: Revision = None,
-    tokenizer: Tokenizer = None,
-    trust_remote_code: Trust = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Count how many of its own associations a memory of each head holds.
-
-    Memories of 1, 2, 3, ... of the head's own pairs, by each learning rule and by its softmax, probed with stored CSs
-    and with the head's own test stimuli; beside the theorem, isotropic CSs and the same architecture with random
-    weights.
-    """
-    from pavinterp.output import check_file, write_file
-    from pavinterp.progress import progress_to
-
-    chosen_layers, chosen_rules = parse_layers(layers), parse_names(names)
-    file = None if csv is None else check_file(csv, overwrite)
-    if fast:
-        sequences = 8 if sequences is None else sequences
-        chosen_rules = ["hebbian", "softmax"] if chosen_rules is None else chosen_rules
-
-    import pavinterp as pi
-    from pavinterp import terminal
-    from pavinterp.experiments.rules import choose_rules
-
-    choose_rules(chosen_rules)
-    _quiet_libraries()
-    with progress_to(quiet=quiet) as progress:
-        with progress.stage(f"reading {corpus}"):
-            text = pi.corpus(corpus, text_field=text_field, max_documents=max_documents)
-        with progress.stage(f"loading {model}"):
-            handle = pi.load(
-                model,
-                revision=revision,
-                dtype=dtype,
-                device=device,
-                trust_remote_code=trust_remote_code,
-                tokenizer=tokenizer,
-            )
-        found = pi.memory_capacity(
-            handle,
-            text,
-            context=context,
-            sequences=sequences,
-            layers=chosen_layers,
-            rules=chosen_rules,
-            control=control,
-            seed=seed,
-            batch=batch,
-            bos=bos,
-            capture=capture,
-            progress=progress,
-            command=ctx.obj["command"],
-        )
-    if file is not None:
-        write_file(file, found.memories.to_csv())
-    if as_json:
-        terminal.print_json(
-            {**found.manifest, "heads": found.heads, "memories": found.memories, "curves": found.curves}
-        )
-    else:
-        terminal.print_capacity(found)
-
-
-@app.command()
-def needed(
-    ctx: typer.Context,
-    model: Model,
-    corpus: CorpusOption = "demo",
-    text_field: TextField = "text",
-    max_documents: MaxDocuments = None,
-    context: ShortContext = None,
-    sequences: FewSequences = None,
-    bos: Bos = "auto",
-    layers: Layers = None,
-    number_of_heads: Annotated[
-        int | None,
-        typer.Option("--heads", min=1, metavar="N", help="So many of the heads, drawn at random; all if not given."),
-    ] = None,
-    renormalise: Annotated[
-        bool, typer.Option("--renormalise", help="Scale the strengths that are kept to the sum that all had.")
-    ] = False,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head, all columns.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
-    capture: Capture = "auto",
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    seed: Seed = 0,
-    revision: Revision = None,
-    tokenizer: Tokenizer = None,
-    trust_remote_code: Trust = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Count the associations of each head that the model's predictions rest on.
-
-    One head at a time, each response is cut down to its strongest associations; printed beside the effective load, with
-    the rank correlation of the two and of the load's rivals. About twenty forward passes a head and sequence.
-    """
-    from pavinterp.output import check_file, write_file
-    from pavinterp.progress import progress_to
-
-    chosen_layers = parse_layers(layers)
-    file = None if csv is None else check_file(csv, overwrite)
-
-    import pavinterp as pi
-    from pavinterp import terminal
-
-    _quiet_libraries()
-    with progress_to(quiet=quiet) as progress:
-        with progress.stage(f"reading {corpus}"):
-            text = pi.corpus(corpus, text_field=text_field, max_documents=max_documents)
-        with progress.stage(f"loading {model}"):
-            handle = pi.load(
-                model,
-                revision=revision,
-                dtype=dtype,
-                device=device,
-                trust_remote_code=trust_remote_code,
-                tokenizer=tokenizer,
-            )
-        found = pi.needed_associations(
-            handle,
-            text,
-            context=context,
-            sequences=sequences,
-            layers=chosen_layers,
-            heads=number_of_heads,
-            renormalise=renormalise,
-            seed=seed,
-            bos=bos,
-            capture=capture,
-            progress=progress,
-            command=ctx.obj["command"],
-        )
-    if file is not None:
-        write_file(file, found.heads.to_csv())
-    if as_json:
-        terminal.print_json({**found.manifest, "heads": found.heads, "correlations": found.correlations})
-    else:
-        terminal.print_needed(found)
-
-
-@app.command()
-def swap(
-    ctx: typer.Context,
-    model: Model,
-    corpus: CorpusOption = "demo",
-    text_field: TextField = "text",
-    max_documents: MaxDocuments = None,
-    context: ShortContext = None,
-    sequences: FewSequences = None,
-    bos: Bos = "auto",
-    layers: Layers = None,
-    names: Annotated[
-        str | None,
-        typer.Option(
-            "--rules", metavar="LIST", help="Rules, such as covariance,oja; covariance, decay and delta if not given."
-        ),
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head, all columns.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
-    capture: Capture = "auto",
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    seed: Seed = 0,
-    revision: Revision = None,
-    tokenizer: Tokenizer = None,
-    trust_remote_code: Trust = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Say what a model loses where a head becomes a linear memory.
-
-    Each head's response is replaced by that of a learning rule, one gain a head and rule, fitted on one half of the
-    text and used on the other: rise of the next-token loss by head, by layer, and for all heads; the loss as more and
-    more heads are swapped, the cheapest first; and whether the effective load tells the cost.
-    """
-    from pavinterp.output import check_file, write_file
-    from pavinterp.progress import progress_to
-
-    chosen_layers, chosen_rules = parse_layers(layers), parse_names(names)
-    file = None if csv is None else check_file(csv, overwrite)
-
-    import pavinterp as pi
-    from pavinterp import terminal
-    from pavinterp.experiments.rules import choose_rules
-
-    choose_rules(chosen_rules)
-    _quiet_libraries()
-    with progress_to(quiet=quiet) as progress:
-        with progress.stage(f"reading {corpus}"):
-            text = pi.corpus(corpus, text_field=text_field, max_documents=max_documents)
-        with progress.stage(f"loading {model}"):
-            handle = pi.load(
-                model,
-                revision=revision,
-                dtype=dtype,
-                device=device,
-                trust_remote_code=trust_remote_code,
-                tokenizer=tokenizer,
-            )
-        found = pi.linearisation_cost(
-            handle,
-            text,
-            context=context,
-            sequences=sequences,
-            layers=chosen_layers,
-            rules=chosen_rules,
-            seed=seed,
-            bos=bos,
-            capture=capture,
-            progress=progress,
-            command=ctx.obj["command"],
-        )
-    if file is not None:
-        write_file(file, found.heads.to_csv())
-    if as_json:
-        tables = ("heads", "layers", "total", "correlations", "curve")
-        terminal.print_json({**found.manifest, **{name: getattr(found, name) for name in tables}})
-    else:
-        terminal.print_swap(found)
-
-
-@app.command()
-def budget(
-    ctx: typer.Context,
-    model: Model,
-    max_loss_increase: Annotated[
-        float, typer.Option("--max-loss-increase", metavar="NATS", help="Of the next token's loss, nats per token.")
-    ] = 0.01,
-    corpus: CorpusOption = "demo",
-    text_field: TextField = "text",
-    max_documents: MaxDocuments = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=8, metavar="N", help="Tokens a sequence; if not given 256, or the model's positions if fewer."
-        ),
-    ] = None,
-    sequences: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Sequences to read; if not given 16, or all of the text if less."),
-    ] = None,
-    bos: Bos = "auto",
-    layers: Layers = None,
-    by: Annotated[
-        str,
-        typer.Option(metavar="both|curves|load", help="How budgets are chosen; load alone is quicker by far."),
-    ] = "both",
-    renormalise: Annotated[
-        bool, typer.Option("--renormalise", help="Scale the strengths that are kept to the sum that all had.")
-    ] = False,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head, all columns.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
-    capture: Capture = "auto",
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    seed: Seed = 0,
-    revision: Revision = None,
-    tokenizer: Tokenizer = None,
-    trust_remote_code: Trust = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Find how few associations each head can keep for a given loss.
-
-    Budgets are chosen on one half of the text with all heads cut at once, and judged on the other, against the same
-    number for every head and against the last positions alone. They bound what sparse attention must read, and the KV
-    cache from below.
-    """
-    from pavinterp.output import check_file, write_file
-    from pavinterp.progress import progress_to
-
-    chosen_layers = parse_layers(layers)
-    file = None if csv is None else check_file(csv, overwrite)
-
-    import pavinterp as pi
-    from pavinterp import terminal
-
-    _quiet_libraries()
-    with progress_to(quiet=quiet) as progress:
-        with progress.stage(f"reading {corpus}"):
-            text = pi.corpus(corpus, text_field=text_field, max_documents=max_documents)
-        with progress.stage(f"loading {model}"):
-            handle = pi.load(
-                model,
-                revision=revision,
-                dtype=dtype,
-                device=device,
-                trust_remote_code=trust_remote_code,
-                tokenizer=tokenizer,
-            )
-        found = pi.association_budget(
-            handle,
-            text,
-            context=context,
-            sequences=sequences,
-            layers=chosen_layers,
-            max_loss_increase=max_loss_increase,
-            renormalise=renormalise,
-            by=by,
-            seed=seed,
-            bos=bos,
-            capture=capture,
-            progress=progress,
-            command=ctx.obj["command"],
-        )
-    if file is not None:
-        write_file(file, found.heads.to_csv())
-    if as_json:
-        terminal.print_json({**found.manifest, "heads": found.heads, "methods": found.methods, "curve": found.curve})
-    else:
-        terminal.print_budget(found)
+for experiment in COMMANDS:
+    app.command()(experiment)
 
 
 @app.command()
 def verify(
+    ctx: typer.Context,
     model: Model,
     layers: Layers = None,
     capture: Capture = "auto",
@@ -709,21 +253,12 @@ def verify(
     from pavinterp.progress import progress_to
 
     chosen_layers = parse_layers(layers)
-    import pavinterp as pi
     from pavinterp import terminal
     from pavinterp.verification import verify as verify_model
 
-    _quiet_libraries()
+    quiet_libraries()
     with progress_to(quiet=quiet) as progress:
-        with progress.stage(f"loading {model}"):
-            handle = pi.load(
-                model,
-                revision=revision,
-                dtype=dtype,
-                device=device,
-                trust_remote_code=trust_remote_code,
-                tokenizer=tokenizer,
-            )
+        handle = load_model(ctx.params, progress)
         with progress.stage("verifying"):
             result = verify_model(handle, layers=chosen_layers, capture=capture)
     if as_json:
@@ -769,18 +304,3 @@ def _print_usage_error(error: Any) -> int:
     message = " ".join(error.format_message().split())
     print(f"pavinterp: {message.rstrip('.')}: see {command} --help", file=sys.stderr)
     return int(error.exit_code)
-
-
-def _quiet_libraries() -> None:
-    """Leave the terminal to our own lines and warnings; PAVINTERP_DEBUG=1 lets the libraries talk."""
-    if os.environ.get("PAVINTERP_DEBUG") == "1":
-        return
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    package = Path(__file__).parent
-
-    def show(message: Warning | str, category: type[Warning], filename: str, *where: Any, **more: Any) -> None:
-        if package in Path(filename).parents:
-            print(f"pavinterp: note: {message}", file=sys.stderr)
-
-    warnings.showwarning = show

@@ -91,6 +91,11 @@ Trust = Annotated[
 ]
 Out = Annotated[str | None, typer.Option(metavar="FOLDER", help="Where to write; reports/NAME if not given.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in that folder.")]
+CsvOfHeads = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head, all columns.")]
+ReplaceFile = Annotated[bool, typer.Option("--overwrite", help="Replace that file.")]
+Renormalise = Annotated[
+    bool, typer.Option("--renormalise", help="Scale the strengths that are kept to the sum that all had.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 

@@ -117,8 +117,7 @@ def association_budget(
     Raises:
         UserError: the model or text cannot be measured, or the text has one sequence only.
     """
-    require_one_of("by", by, CHOICES)
-    _check_loss(max_loss_increase)
+    check_choices(by, max_loss_increase)
     require_yes_or_no("renormalise", renormalise)
     layers, seed = check_arguments(None, layers, seed, None, bos, progress)
     with reading(
@@ -289,7 +288,8 @@ def _divergence_at(frame: pd.DataFrame, budgets: Budgets, most: Budgets) -> np.n
     return np.where(budgets >= most, 0.0, divergence[np.arange(len(budgets)), at])
 
 
-def _check_loss(value: Any) -> None:
-    """UserError unless it is a positive, finite number."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < math.inf:
-        raise UserError(f"max_loss_increase must be a positive number of nats per token, got {value!r:.40}")
+def check_choices(by: Any, limit: Any) -> None:
+    """UserError unless there is such a way to choose budgets, and the limit is a positive, finite number."""
+    require_one_of("by", by, CHOICES)
+    if not isinstance(limit, Real) or isinstance(limit, bool) or not 0 < float(limit) < math.inf:
+        raise UserError(f"max_loss_increase must be a positive number of nats per token, got {limit!r:.40}")

@@ -1,0 +1,329 @@
+"""The commands of single experiments: their options, and what they print.
+
+Each declares its options in its signature; those that all of them have are read from the context by `_found`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pavinterp.command_steps import load_model, quiet_libraries, read_text
+from pavinterp.options import (
+    Batch,
+    Bos,
+    Capture,
+    CorpusOption,
+    CsvOfHeads,
+    Device,
+    Dtype,
+    FewSequences,
+    Json,
+    Layers,
+    MaxDocuments,
+    Model,
+    Quiet,
+    Renormalise,
+    ReplaceFile,
+    Revision,
+    Seed,
+    ShortContext,
+    Tests,
+    TextField,
+    Tokenizer,
+    Trust,
+    parse_layers,
+    parse_names,
+    parse_tests,
+)
+
+EXPERIMENTS = {
+    "rules": "explain",
+    "capacity": "memory_capacity",
+    "needed": "needed_associations",
+    "swap": "linearisation_cost",
+    "budget": "association_budget",
+}
+"""Commands that `report --with` takes, and the function of each."""
+
+
+def _found(
+    ctx: typer.Context, table: Callable[[Any], Any], *, check: Callable[[], Any] = lambda: None, **own: Any
+) -> Any:
+    """What the experiment of a command found; its table is written where `--csv` says.
+
+    Args:
+        ctx: of the command; options that all experiments have are taken from it.
+        table: of what was found, the frame for `--csv`.
+        check: raises UserError where an option of this experiment makes no sense, before text or model is read.
+        own: arguments that this experiment alone has, or takes otherwise than from the context.
+    """
+    from pavinterp.output import check_file, write_file
+    from pavinterp.progress import progress_to
+
+    options = ctx.params
+    arguments = {name: options[name] for name in ("context", "sequences", "seed", "bos", "capture")}
+    arguments["layers"] = parse_layers(options["layers"])
+    if "rules" in options:
+        arguments["rules"] = parse_names(options["rules"])
+    arguments |= own
+    file = None if options["csv"] is None else check_file(options["csv"], options["overwrite"])
+
+    import pavinterp as pi
+    from pavinterp.experiments.rules import choose_rules
+
+    check()
+    choose_rules(arguments.get("rules"))
+    quiet_libraries()
+    with progress_to(quiet=options["quiet"]) as progress:
+        text, handle = read_text(options, progress), load_model(options, progress)
+        experiment = getattr(pi, EXPERIMENTS[str(ctx.info_name)])
+        found = experiment(handle, text, **arguments, progress=progress, command=ctx.obj["command"])
+    if file is not None:
+        write_file(file, table(found).to_csv())
+    return found
+
+
+def rules(
+    ctx: typer.Context,
+    model: Model,
+    corpus: CorpusOption = "demo",
+    text_field: TextField = "text",
+    max_documents: MaxDocuments = None,
+    context: ShortContext = None,
+    sequences: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Sequences to read; if not given 32, or all of the text if less."),
+    ] = None,
+    bos: Bos = "auto",
+    tests: Tests = "32",
+    layers: Layers = None,
+    rules: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Rules, such as covariance,delta; all if not given.")
+    ] = None,
+    by: Annotated[str, typer.Option(metavar="head|layer", help="What a line of the printed table is.")] = "head",
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head and rule, all columns.")
+    ] = None,
+    overwrite: ReplaceFile = False,
+    batch: Batch = None,
+    capture: Capture = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    revision: Revision = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say which learning rule explains each head of a model.
+
+    R^2 of the head's response beyond the mean of what it sees, one gain a head and rule, fitted on one half of the text
+    and judged on the other; how much is linear at all, and which of the linear memories comes closest. Seconds a layer
+    for a small model, minutes a layer for one like SmolLM2 with the default text; fewer --rules are quicker.
+    """
+    from pavinterp import terminal
+    from pavinterp.arguments import require_one_of
+
+    require_one_of("--by", by, ("head", "layer"))
+    found = _found(ctx, lambda found: found.flat(), tests=parse_tests(tests), batch=batch)
+    if as_json:
+        terminal.print_json({**found.manifest, "heads": found.heads, "rules": found.rules})
+    else:
+        terminal.print_explanation(found, by)
+
+
+def capacity(
+    ctx: typer.Context,
+    model: Model,
+    corpus: CorpusOption = "demo",
+    text_field: TextField = "text",
+    max_documents: MaxDocuments = None,
+    context: ShortContext = None,
+    sequences: FewSequences = None,
+    bos: Bos = "auto",
+    layers: Layers = None,
+    rules: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Rules, such as hebbian,softmax; all if not given.")
+    ] = None,
+    control: Annotated[
+        bool, typer.Option("--control/--no-control", help="Measure the same architecture with random weights too.")
+    ] = True,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="A first look: 8 sequences, and hebbian and softmax unless --rules says.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head and memory, all columns.")
+    ] = None,
+    overwrite: ReplaceFile = False,
+    batch: Batch = None,
+    capture: Capture = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    revision: Revision = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Count how many of its own associations a memory of each head holds.
+
+    Memories of 1, 2, 3, ... of the head's own pairs, by each learning rule and by its softmax, probed with stored CSs
+    and with the head's own test stimuli; beside the theorem, isotropic CSs and the same architecture with random
+    weights.
+    """
+    from pavinterp import terminal
+
+    quick: dict[str, Any] = {}
+    if fast and sequences is None:
+        quick["sequences"] = 8
+    if fast and rules is None:
+        quick["rules"] = ["hebbian", "softmax"]
+    found = _found(ctx, lambda found: found.memories, control=control, batch=batch, **quick)
+    if as_json:
+        terminal.print_json(
+            {**found.manifest, "heads": found.heads, "memories": found.memories, "curves": found.curves}
+        )
+    else:
+        terminal.print_capacity(found)
+
+
+def needed(
+    ctx: typer.Context,
+    model: Model,
+    corpus: CorpusOption = "demo",
+    text_field: TextField = "text",
+    max_documents: MaxDocuments = None,
+    context: ShortContext = None,
+    sequences: FewSequences = None,
+    bos: Bos = "auto",
+    layers: Layers = None,
+    heads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="So many of the heads, drawn at random; all if not given.")
+    ] = None,
+    renormalise: Renormalise = False,
+    csv: CsvOfHeads = None,
+    overwrite: ReplaceFile = False,
+    capture: Capture = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    revision: Revision = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Count the associations of each head that the model's predictions rest on.
+
+    One head at a time, each response is cut down to its strongest associations; printed beside the effective load, with
+    the rank correlation of the two and of the load's rivals. About twenty forward passes a head and sequence.
+    """
+    from pavinterp import terminal
+
+    found = _found(ctx, lambda found: found.heads, heads=heads, renormalise=renormalise)
+    if as_json:
+        terminal.print_json({**found.manifest, "heads": found.heads, "correlations": found.correlations})
+    else:
+        terminal.print_needed(found)
+
+
+def swap(
+    ctx: typer.Context,
+    model: Model,
+    corpus: CorpusOption = "demo",
+    text_field: TextField = "text",
+    max_documents: MaxDocuments = None,
+    context: ShortContext = None,
+    sequences: FewSequences = None,
+    bos: Bos = "auto",
+    layers: Layers = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Rules, such as covariance,oja; covariance, decay and delta if not given."),
+    ] = None,
+    csv: CsvOfHeads = None,
+    overwrite: ReplaceFile = False,
+    capture: Capture = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    revision: Revision = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say what a model loses where a head becomes a linear memory.
+
+    Each head's response is replaced by that of a learning rule, one gain a head and rule, fitted on one half of the
+    text and used on the other: rise of the next-token loss by head, by layer, and for all heads; the loss as more and
+    more heads are swapped, the cheapest first; and whether the effective load tells the cost.
+    """
+    from pavinterp import terminal
+
+    found = _found(ctx, lambda found: found.heads)
+    if as_json:
+        tables = ("heads", "layers", "total", "correlations", "curve")
+        terminal.print_json({**found.manifest, **{name: getattr(found, name) for name in tables}})
+    else:
+        terminal.print_swap(found)
+
+
+def budget(
+    ctx: typer.Context,
+    model: Model,
+    max_loss_increase: Annotated[
+        float, typer.Option("--max-loss-increase", metavar="NATS", help="Of the next token's loss, nats per token.")
+    ] = 0.01,
+    corpus: CorpusOption = "demo",
+    text_field: TextField = "text",
+    max_documents: MaxDocuments = None,
+    context: ShortContext = None,
+    sequences: FewSequences = None,
+    bos: Bos = "auto",
+    layers: Layers = None,
+    by: Annotated[
+        str,
+        typer.Option(metavar="both|curves|load", help="How budgets are chosen; load alone is quicker by far."),
+    ] = "both",
+    renormalise: Renormalise = False,
+    csv: CsvOfHeads = None,
+    overwrite: ReplaceFile = False,
+    capture: Capture = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    revision: Revision = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Find how few associations each head can keep for a given loss.
+
+    Budgets are chosen on one half of the text with all heads cut at once, and judged on the other, against the same
+    number for every head and against the last positions alone. They bound what sparse attention must read, and the KV
+    cache from below.
+    """
+    from pavinterp import terminal
+
+    def check() -> None:
+        from pavinterp.experiments.budgets import check_choices
+
+        check_choices(by, max_loss_increase)
+
+    own = {"max_loss_increase": max_loss_increase, "renormalise": renormalise, "by": by}
+    found = _found(ctx, lambda found: found.heads, check=check, **own)
+    if as_json:
+        terminal.print_json({**found.manifest, "heads": found.heads, "methods": found.methods, "curve": found.curve})
+    else:
+        terminal.print_budget(found)
+
+
+COMMANDS = (rules, capacity, needed, swap, budget)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import wraps
+from threading import Lock
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from pavinterp.capture.call import AttentionCall, OnLayer
 from pavinterp.errors import UserError
 from pavinterp.model_checks import all_configs
 
-PREFIX = "pavinterp_"
 OUTPUT_PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense", "wo", "Wo")
 
 
@@ -25,6 +25,7 @@ class _Session:
 
     on_layer: OnLayer
     layers: set[int] | None
+    modules: set[int]  # ids of those that are captured: a hook of the user's may run another model meanwhile
     put: Callable[[int, Tensor], Tensor] | None
     pending: dict[int, dict[str, Any]] = field(default_factory=dict)  # by id of the attention module
     hooks: ExitStack = field(default_factory=ExitStack)
@@ -59,55 +60,84 @@ def capture(
     Raises:
         UserError: an attention module has no output projection under a known name.
     """
-    session = _Session(on_layer, layers, put)
-    configs: list[Any] = all_configs(getattr(module, "config", None) for module in model.modules())
-    before = [config._attn_implementation_internal for config in configs]
+    for config in all_configs(getattr(module, "config", None) for module in model.modules()):
+        _require_mask(config)
+    session = _Session(on_layer, layers, {id(module) for module in model.modules()}, put)
     token = _session.set(session)
     try:
-        for config, implementation in zip(configs, before, strict=True):
-            kernel = (implementation or "eager").removeprefix(PREFIX)
-            _register(kernel)
-            config._attn_implementation_internal = PREFIX + kernel
-        with session.hooks:
+        with _watched_registry(), session.hooks:
             _watch_blocks(session, model)
             yield
     finally:
-        for config, implementation in zip(configs, before, strict=True):
-            config._attn_implementation_internal = implementation
         _session.reset(token)
 
 
-def _register(kernel: str) -> None:
-    """Put our attention function beside `kernel`, and its mask function too: without one the model sees the future."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+def _require_mask(config: Any) -> None:
+    """UserError for a kernel without a mask function: transformers gives it no mask, and it sees the future."""
+    from transformers import AttentionMaskInterface
 
-    masks = AttentionMaskInterface()
-    name = PREFIX + kernel
-    if kernel in masks:
-        AttentionMaskInterface.register(name, masks[kernel])
-    elif kernel != "eager":
+    kernel = config._attn_implementation_internal
+    if kernel not in (None, "eager") and kernel not in AttentionMaskInterface():
         raise UserError(f"attention implementation {kernel!r} has no mask function in transformers; use sdpa or eager")
 
-    def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
+
+_active, _lock = 0, Lock()  # captures in progress, in all threads
+_LOOKUPS = ("get_interface", "__getitem__")  # the one asks the other, but for the eager function
+_own: dict[str, Any] = {}  # what the registry's class itself has under these names; None where it inherits
+
+
+@contextmanager
+def _watched_registry() -> Iterator[None]:
+    """While a capture is in progress, what models look up in the registry hands their calls to it.
+
+    What a model reads in its configuration stays as it is: some look there for the name of their attention
+    implementation, and leave out a part of their mask (DeepSeek-V3.2 its top-k) where they find one they do not know.
+    """
+    from transformers import AttentionInterface
+
+    global _active
+    with _lock:
+        _active += 1
+        if _active == 1:
+            for name in _LOOKUPS:
+                _own[name] = vars(AttentionInterface).get(name)
+                setattr(AttentionInterface, name, _watching(getattr(AttentionInterface, name)))
+    try:
+        yield
+    finally:
+        with _lock:
+            _active -= 1
+            if _active == 0:
+                for name, own in _own.items():
+                    if own is None:
+                        delattr(AttentionInterface, name)
+                    else:
+                        setattr(AttentionInterface, name, own)
+
+
+def _watching(lookup: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(lookup)
+    def look_up(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+        kernel = lookup(*args, **kwargs)
+        return kernel if _session.get() is None or isinstance(kernel, _Watched) else _Watched(kernel)
+
+    return look_up
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A function of the registry that hands its call on, where it is one of a module that is being captured."""
+
+    kernel: Callable[..., Any]
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> Any:
-        output = _kernel(module, kernel)(module, query, key, value, attention_mask, **kwargs)
+        output = self.kernel(module, query, key, value, attention_mask, **kwargs)
         session = _session.get()
-        if session is None:
+        if session is None or id(module) not in session.modules:
             return output
         return _remember(session, module, (query, key, value, attention_mask), kwargs, output)
-
-    AttentionInterface.register(name, attend)
-
-
-def _kernel(module: nn.Module, kernel: str) -> Callable[..., Any]:
-    """The function the model would have called: from its own modeling file, which may override the registry."""
-    for cls in type(module).__mro__:
-        source = vars(sys.modules.get(cls.__module__, object()))
-        eager, registry = source.get("eager_attention_forward"), source.get("ALL_ATTENTION_FUNCTIONS")
-        if registry is not None:
-            return registry.get_interface(kernel, eager)
-    raise UserError(f"{type(module).__name__} calls attention outside transformers' registry; it cannot be captured")
 
 
 def _remember(

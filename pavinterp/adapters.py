@@ -34,7 +34,11 @@ def model_with_adapters(wrapper: Any) -> Any:
     if any(config.is_prompt_learning or getattr(config, "alora_invocation_tokens", None) for config in configs):
         raise refusal
     inner = getattr(wrapper.base_model, "model", wrapper.base_model)
-    if _differs(wrapper, inner):
+    try:
+        differs = _differs(wrapper, inner)
+    except (TypeError, ValueError) as error:  # it wants more than tokens, such as the number of a task
+        raise refusal from error
+    if differs:
         raise refusal
     return inner
 
@@ -47,11 +51,13 @@ def require_weights_only(model: Any) -> None:
     """
     import sys
 
-    tuners: Any = sys.modules.get("peft.tuners.tuners_utils")
-    if tuners is None:  # PEFT is not in use
+    tuners, other = (sys.modules.get(f"peft.{name}") for name in ("tuners.tuners_utils", "utils.other"))
+    if tuners is None or other is None:  # PEFT is not in use
         return
+    # the second: whole layers, or single tokens, that were trained beside an adapter
+    weights = (tuners.BaseTunerLayer, other.AuxiliaryTrainingWrapper)
     found = {name: module for name, module in model.named_modules() if type(module).__module__.startswith("peft.")}
-    layers = [name for name, module in found.items() if isinstance(module, tuners.BaseTunerLayer)]
+    layers = [name for name, module in found.items() if isinstance(module, weights)]
     for name, module in found.items():
         if not any(f"{name}.".startswith(f"{layer}.") for layer in layers):
             raise UserError(
@@ -66,9 +72,9 @@ def _differs(wrapper: Any, inner: Any) -> bool:
 
     from pavinterp.models import untouched
 
-    embedding = inner.get_input_embeddings()
-    device = next(embedding.parameters()).device
-    tokens = (torch.arange(8) * 7 % embedding.num_embeddings)[None].to("cpu" if device.type == "meta" else device)
+    device = next(inner.get_input_embeddings().parameters()).device
+    vocabulary = inner.config.get_text_config().vocab_size
+    tokens = (torch.arange(8) * 7 % vocabulary)[None].to("cpu" if device.type == "meta" else device)
     with untouched(wrapper), torch.no_grad():
         one, two = (model(input_ids=tokens, use_cache=False).logits.float() for model in (wrapper, inner))
     return one.shape != two.shape or not float((one - two).norm()) <= SAME * float(two.norm())

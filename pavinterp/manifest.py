@@ -176,8 +176,8 @@ def notes_on(
         notes.append("No norm was found between the last layer and the unembedding; promoted tokens are without one.")
     if norms.hooked:
         notes.append(
-            f"The output projections of layers {norms.hooked} have forward hooks; what those change after W_O is in no "
-            "number here."
+            f"Forward hooks are on {', '.join(norms.hooked[:8])}{', ...' if len(norms.hooked) > 8 else ''}; what those "
+            "change after W_O is in no number here."
         )
     if stimuli.short_documents:
         one = stimuli.short_documents == 1

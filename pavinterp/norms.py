@@ -23,12 +23,13 @@ class Norms:
     Attributes:
         final: the one whose output is unembedded; None where there is none.
         on_write: by layer, one that takes the output of `W_O` itself (Gemma 2 and 3, OLMo 2, GLM-4); empty elsewhere.
-        hooked: layers whose output projection has forward hooks of the user's, which may change what is written.
+        hooked: names of output projections, and outside a bridge of modules around them, that have forward hooks of the user's: those
+            may change what is written.
     """
 
     final: nn.Module | None = None
     on_write: dict[int, nn.Module] = field(default_factory=dict)
-    hooked: list[int] = field(default_factory=list)
+    hooked: list[str] = field(default_factory=list)
 
 
 def find_norms(handle: ModelHandle, tokens: Int[Tensor, "1 n"]) -> Norms:
@@ -42,7 +43,15 @@ def find_norms(handle: ModelHandle, tokens: Int[Tensor, "1 n"]) -> Norms:
     layer_of: dict[nn.Module, int] = {}  # by output projection
     with capture_for(handle, lambda call: layer_of.__setitem__(call.projection, call.layer)):
         forward(handle, tokens)
-    found = Norms(hooked=sorted(layer for module, layer in layer_of.items() if module._forward_hooks))
+    # modules of a bridge have hooks of its own
+    around = nn.Module.modules if handle.bridge is None else lambda module: iter([module])
+    found = Norms(
+        hooked=[
+            name
+            for name, module in handle.model.named_modules()
+            if name and module._forward_hooks and any(part in layer_of for part in around(module))
+        ]
+    )
     outputs: list[tuple[nn.Module, Tensor]] = []
     write: list[tuple[int, Tensor]] = []  # the latest attention's
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pavinterp.capture.call import AttentionCall
 from pavinterp.capture.paths import capture_for, few_tokens, forward
+from pavinterp.exits import is_out_of_memory
 from pavinterp.models import ModelHandle, base_model
 
 PADS = 3
@@ -38,7 +39,12 @@ def position_scheme(handle: ModelHandle, plain: ModelHandle) -> str:
     at = torch.arange(room, device=tokens.device)[None]
     limit = 1e-4 if plain.dtype.itemsize >= 4 else 3e-2  # rounding; another position changes more than a tenth
     all_seen = torch.ones_like(tokens)  # position 0 is avoided: recurrent layers may begin anew there
-    here, later, wider = (_states(plain, tokens, all_seen, p) for p in (at + 1, at + 1 + PADS, 2 * at + 1))
+    try:
+        here, later, wider = (_states(plain, tokens, all_seen, p) for p in (at + 1, at + 1 + PADS, 2 * at + 1))
+    except (IndexError, RuntimeError) as error:  # sparse attention may take positions for places in its memory
+        if is_out_of_memory(error):
+            raise
+        return "not told"
     if _change(here, later) > limit:
         return "absolute (learned or sinusoidal)"
     if _change(here, wider) > limit:

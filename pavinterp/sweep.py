@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from pavinterp.capture import certificate
-from pavinterp.capture.call import AttentionCall, trials, working_dtype
+from pavinterp.capture.call import AttentionCall, trials, window_start, working_dtype
 from pavinterp.capture.gate import UNKNOWN, between, seen_gate
 from pavinterp.capture.output_projection import output_weight, require_linear, write_factor
 from pavinterp.capture.paths import capture_for, few_tokens, forward, path_of, require_witness
@@ -161,6 +161,7 @@ class _Rows:
     spectra: list[tuple[int, int, Tensor]] = field(default_factory=list)
     gated: set[int] = field(default_factory=set)  # layers
     gates: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # those to be tested, of the first sequence
+    wrong: list[tuple[int, Tensor]] = field(default_factory=list)  # layer, what `_wrong` says
     checked: int = 0  # rows the certificate compared
 
 
@@ -242,6 +243,7 @@ def sweep(
                     factors[call.layer],
                     rng_seed=seed * 1_000_003 + i,
                 )
+                rows.wrong.append((call.layer, _wrong(one, call)))
                 numbers, residual = _numbers(one, call, row, measures)
                 rows.residuals.append(residual)
                 rows.checked += heads * len(positions)
@@ -261,8 +263,37 @@ def sweep(
         if rows.gates:
             for layer, what in between(handle, tokens, rows.gates).items():
                 tested[layer] = UNKNOWN if UNKNOWN in (what, tested.get(layer)) else what
+        _require_right(handle, rows)
         part = _read(rows, indices, stimuli, columns, dtype)
         yield replace(part, between={layer: tested[layer] for layer in sorted(rows.gated)})
+
+
+def _wrong(one: Trials, call: AttentionCall) -> Bool[Tensor, "2"]:
+    """Whether a test sees later positions; whether its window is another than the one that its kernel was told of."""
+    place = torch.arange(one.keys.shape[1], device=one.keys.device)
+    seen = one.bias > float("-inf")
+    used = seen if one.given_strengths is None else one.given_strengths != 0
+    future = (used & (place > one.tests[:, None])).any()
+    if call.window is None or call.mask is None:
+        return torch.stack([future, torch.zeros_like(future)])
+    start = window_start(call, one.tests)
+    farther = (seen & (place < start[:, None])).any()
+    nearer = ~seen[:, -1, start[-1]].all()
+    return torch.stack([future, farther | nearer])
+
+
+def _require_right(handle: ModelHandle, rows: _Rows) -> None:
+    wrong = torch.stack([what.to(rows.wrong[0][1].device) for _, what in rows.wrong]).cpu()
+    for (layer, _), (future, window) in zip(rows.wrong, wrong.tolist(), strict=True):
+        if future:
+            raise UserError(
+                f"{handle.architecture}: layer {layer} attends to later positions; pavinterp measures decoders"
+            )
+        if window:
+            raise UserError(
+                f"{handle.architecture}: layer {layer}: the sliding window in its mask is not the one that its module "
+                "was made with: has the configuration been changed since? Make the model anew with it"
+            )
 
 
 def _numbers(

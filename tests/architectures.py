@@ -29,6 +29,7 @@ LATENT = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6,
     "head_dim": 4, "num_key_value_heads": 4,
 }  # fmt: skip
+INDEXED = {"index_topk": 8, "index_n_heads": 2, "index_head_dim": 8}
 WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 SHARED_KV = {
     "num_hidden_layers": 4, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -59,6 +60,7 @@ class Row:
         sinks: whether strengths of a row may sum to less than one.
         scheme: how positions enter, for people to read.
         gated: whether a gate multiplies each response before the output projection.
+        most: positions that a test sees at most in each layer, where the model chooses them by content (sparse attention).
     """
 
     model_type: str
@@ -75,6 +77,7 @@ class Row:
     sinks: bool = False
     scheme: str = "rotary"
     gated: bool = False
+    most: tuple[int | None, ...] = ()
 
 
 ROWS = {
@@ -89,6 +92,7 @@ ROWS = {
     "cohere2": Row("cohere2", NEW | WINDOW, windows=(8, None)),
     "ctrl": Row("ctrl", {"n_embd": 32, "dff": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": VOCABULARY, "initializer_range": 0.3}, kv_heads=4, scheme="sinusoidal", bridge=False),
     "deepseek_v2": Row("deepseek_v2", NEW | ROUTED | LATENT, kv_heads=4, d_k=12, d_v=6),
+    "deepseek_v32": Row("deepseek_v32", NEW | ROUTED | LATENT | INDEXED, kv_heads=4, d_k=12, d_v=6, most=(8, 8), bridge=False),
     "deepseek_v3": Row("deepseek_v3", NEW | ROUTED | LATENT, kv_heads=4, d_k=12, d_v=6),
     "doge": Row("doge", NEW, bridge=False),
     "dots1": Row("dots1", NEW | ROUTED, bridge=False),
@@ -107,6 +111,7 @@ ROWS = {
     "glm": Row("glm", NEW | {"partial_rotary_factor": 0.5}),
     "glm4": Row("glm4", NEW),
     "glm4_moe": Row("glm4_moe", NEW | ROUTED),
+    "glm_moe_dsa": Row("glm_moe_dsa", NEW | ROUTED | LATENT | INDEXED, kv_heads=4, d_k=12, d_v=6, most=(8, 8), bridge=False),
     "gpt2": Row("gpt2", GPT, kv_heads=4, scheme="learned"),
     "gpt_bigcode": Row("gpt_bigcode", GPT | {"multi_query": True}, kv_heads=1, scheme="learned"),
     "gpt_neo": Row("gpt_neo", {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64, "attention_types": [[["global", "local"], 1]], "window_size": 8, "intermediate_size": 48, "initializer_range": 0.3, **TOKENS}, path="transformer_lens", kv_heads=4, windows=(None, 8), scheme="learned"),
@@ -125,6 +130,7 @@ ROWS = {
     "llama": Row("llama", NEW),
     "llama4": Row("llama4_text", NEW | {"attention_chunk_size": 8, "intermediate_size_mlp": 48, "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0], "num_local_experts": 2}, windows=(8, None), chunked=True, bridge=False),
     "minimax": Row("minimax", NEW | EXPERTS, layers=(0,), windows=(None,), bridge=False),
+    "minimax_m3": Row("minimax_m3_vl_text", NEW | EXPERTS | {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 4, "index_topk_blocks": 2}, scheme="not told", most=(None, 8), bridge=False),
     "ministral": Row("ministral", NEW | WINDOW, windows=(8, None), bridge=False),
     "mistral": Row("mistral", NEW | {"sliding_window": 8}, windows=(8, 8)),
     "mixtral": Row("mixtral", NEW | EXPERTS),

@@ -120,7 +120,7 @@ def test_a_norm_on_the_write_is_noted():
 def test_hooks_on_the_output_projection_are_noted():
     model = tiny.llama()
     tokens = [[*range(3, 20)]] * 2
-    assert not any("forward hooks" in n for n in measure(pi.load(model), tokens, context=16).manifest["notes"])
+    assert not any("orward hooks" in n for n in measure(pi.load(model), tokens, context=16).manifest["notes"])
     model.model.layers[1].self_attn.o_proj.register_forward_hook(lambda m, i, o: 2 * o)
     notes = measure(pi.load(model), tokens, context=16).manifest["notes"]
-    assert any("output projections of layers [1] have forward hooks" in note for note in notes)
+    assert any("hooks are on transformer.h.1.attn.c_proj; what" in note for note in notes)

@@ -81,19 +81,13 @@ def working_dtype(call: AttentionCall) -> torch.dtype:
 def score_bias(
     call: AttentionCall, sequence: int, tests: Int[Tensor, "tests"], n: int
 ) -> Float[Tensor, "heads_or_1 tests n"]:
-    """Rows of the mask as something to add to scores, for the first `n` positions of one sequence.
-
-    Raises:
-        UserError: a test sees the future (not a decoder), or sees nothing at all.
-    """
+    """Rows of the mask as something to add to scores, for the first `n` positions of one sequence."""
     dtype = working_dtype(call)
     key_position = torch.arange(n, device=call.keys.device)
     if call.mask is None:
         later = key_position[None] > tests[:, None]
         hidden = later if call.causal else torch.zeros_like(later)
-        if call.window is not None:  # kernels that take the window as a number (flash, flex) get no mask
-            first = tests // call.window * call.window if call.chunked else tests - call.window + 1
-            hidden = hidden | (key_position[None] < first[:, None])
+        hidden = hidden | (key_position < window_start(call, tests)[:, None])  # flash and flex take it as a number
         bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))[None]
     else:
         batch = sequence if call.mask.shape[0] > 1 else 0
@@ -107,11 +101,16 @@ def score_bias(
     return bias
 
 
+def window_start(call: AttentionCall, tests: Int[Tensor, "tests"]) -> Int[Tensor, "tests"]:
+    """Where the window or chunk of each test begins; 0 without one."""
+    if call.window is None:
+        return torch.zeros_like(tests)
+    return tests // call.window * call.window if call.chunked else (tests - call.window + 1).clamp_min(0)
+
+
 def memory_start(call: AttentionCall, n: int) -> int:
     """First of `n` positions whose CS shares the memory with the last one's: where its window or chunk begins."""
-    if call.window is None:
-        return 0
-    return (n - 1) // call.window * call.window if call.chunked else max(0, n - call.window)
+    return int(window_start(call, torch.tensor([n - 1])))
 
 
 def trials(

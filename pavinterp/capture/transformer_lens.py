@@ -55,9 +55,14 @@ def capture(
         put: given a captured layer and its attention's output (batch and positions first), what to put out instead.
 
     Raises:
-        UserError: a layer's attention has a form that is not known, or its scores do not follow from the queries and
-            keys that its hooks show.
+        UserError: a layer's attention has a form that is not known, its scores do not follow from the queries and keys
+            that its hooks show, or `use_attn_result` is on.
     """
+    if getattr(bridge.cfg, "use_attn_result", False):
+        raise UserError(
+            "this TransformerBridge takes its output projection apart by head (use_attn_result), where the response "
+            "can no longer be seen: call set_use_attn_result(False) on it, and give it again"
+        )
     chosen = {i: a for i, a in attentions(bridge).items() if layers is None or i in layers}
     delegated = {i for i, attention in chosen.items() if delegates(attention)}
     from_registry: dict[int, AttentionCall] = {}

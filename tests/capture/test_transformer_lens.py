@@ -157,6 +157,15 @@ def test_examples_are_the_same_by_both_paths():
         np.testing.assert_allclose(one["strengths"], two["strengths"], atol=2e-5)
 
 
+def test_a_bridge_that_takes_its_projection_apart_is_told_how_to_put_it_together():
+    made_bridge = bridge_of(BOTH_PATHS["llama"]())
+    made_bridge.set_use_attn_result(True)
+    with pytest.raises(UserError, match=r"set_use_attn_result\(False\)"):
+        run_on(made_bridge)
+    made_bridge.set_use_attn_result(False)
+    assert len(run_on(made_bridge).records)
+
+
 def test_a_bridge_from_the_usual_door_is_measured_itself(tmp_path):
     folder = tiny.model_folder(tmp_path)
     bridge = TransformerBridge.boot_transformers(str(folder), device="cpu")

@@ -47,6 +47,8 @@ def line(name: str, row: Row) -> str:
         features.append("d_k ≠ d_v")
     if any(row.windows):
         features.append("chunks" if row.chunked else "windows")
+    if row.most:
+        features.append("sparse")
     if row.softcap is not None:
         features.append("soft-cap")
     if row.sinks:

@@ -17,7 +17,7 @@ from pavinterp.capture.call import trials
 from pavinterp.capture.output_projection import output_weight, write_factor
 from pavinterp.capture.paths import capture_for, forward, on_path, path_of
 from pavinterp.measures import all_measures
-from pavinterp.models import untouched
+from pavinterp.models import base_model, untouched
 from pavinterp.sweep import inspect, sweep
 
 LENGTH = 20  # two windows of 8, and a part of a third
@@ -92,7 +92,8 @@ def test_what_is_captured_is_what_the_model_did(name):
     tokens = torch.from_numpy(np.stack(DOCUMENTS[:2]))
     calls, written = captured(handle, tokens)
     assert sorted(calls) == list(row.layers)
-    for (layer, call), window in zip(sorted(calls.items()), row.windows, strict=True):
+    sparse = row.most or (None,) * len(row.layers)
+    for (layer, call), window, most in zip(sorted(calls.items()), row.windows, sparse, strict=True):
         one = trials_of(call, tokens, 1)
         assert certificate.residual(call, 1, one).max() <= 1e-5
         # the second witness: through the module's own output projection, to what it gave on to the model
@@ -106,7 +107,12 @@ def test_what_is_captured_is_what_the_model_did(name):
             assert float(rows.min()) < 0.5
             rows = rows + one.sink_share
         torch.testing.assert_close(rows, torch.ones_like(rows), rtol=0, atol=1e-5)
-        assert torch.equal((one.bias > float("-inf")).expand(4, -1, -1), visible(window, row.chunked).expand(4, -1, -1))
+        seen, expected = (one.bias > float("-inf")).expand(4, -1, -1), visible(window, row.chunked).expand(4, -1, -1)
+        if most is None:
+            assert torch.equal(seen, expected)
+        else:
+            assert not (seen & ~expected).any()
+            assert seen.sum(-1).max() <= most < LENGTH
 
 
 def visible(window, chunked):
@@ -139,6 +145,27 @@ def test_batches_and_the_future_change_nothing(name):
     assert_same(earlier, before, SINGLE)
     last, was = (tests[tests["position"] == LENGTH - 1]["effective_load"] for tests in (later, together[1]))
     assert not np.allclose(last, was, rtol=1e-4)  # the change was one
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_captured_pass_is_the_models_own(name):
+    """Some models look for the name of their attention implementation, and compute otherwise with one unknown."""
+    model, handle = model_of(name), handle_of(name)
+    tokens = torch.from_numpy(np.stack(DOCUMENTS[:2]))
+    with torch.no_grad():
+        own = base_model(model)(input_ids=tokens, use_cache=False)[0]
+    with untouched(handle.model), capture_for(handle, lambda call: None):
+        torch.testing.assert_close(forward(handle, tokens), own, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.most])
+def test_sparse_attention_sees_what_the_model_itself_shows(name):
+    model = build(name, attn_implementation="eager")
+    tokens = torch.from_numpy(np.stack(DOCUMENTS[:2]))
+    with torch.no_grad():
+        shown = model(input_ids=tokens, output_attentions=True, use_cache=False).attentions
+    for layer, call in captured(pi.load(model), tokens)[0].items():
+        torch.testing.assert_close(trials_of(call, tokens, 1).strengths, shown[layer][1], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -20,8 +20,9 @@ from pavinterp.models import untouched
 from pavinterp.sweep import inspect, sweep
 
 NO_FLOAT64 = (
-    "afmoe", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "jamba",
-    "laguna", "minimax", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "xglm",
+    "afmoe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "glm4_moe", "glm_moe_dsa",
+    "gpt_oss", "granitemoe", "jamba", "laguna", "minimax", "minimax_m3", "mixtral", "olmoe", "phimoe", "qwen2_moe",
+    "qwen3_5_moe", "qwen3_moe", "qwen3_next", "xglm",
 )  # fmt: skip
 SINGLE_SOFTMAX = ("bloom", "gemma2", "gpt_neo", "mpt", "vaultgemma")  # transformers takes it in float32, whatever comes
 EXACT = 1e-12  # float64 sums in another order: 1e-15 each, thousands of them

@@ -35,6 +35,7 @@ def with_adapters(name, kind="LoraConfig", **options):
 
 ADAPTED = [(name, {}) for name in ("llama", "gemma3", "gpt2", "falcon")]
 ADAPTED += [("llama", {"use_dora": True}), ("llama", {"use_rslora": True}), ("gpt2", {"lora_bias": True})]
+ADAPTED += [("llama", {"modules_to_save": ["lm_head"]}), ("llama", {"trainable_token_indices": [5, 6]})]
 
 
 @pytest.mark.parametrize(("name", "options"), ADAPTED)
@@ -65,6 +66,12 @@ def test_disabled_adapters_are_not_measured():
         assert_measured_like(model, build("llama"), SAME)
 
 
+def test_tokens_that_were_trained_anew():
+    options = {"token_indices": [5, 6, 7], "target_modules": ["embed_tokens"]}
+    merged = with_adapters("llama", "TrainableTokensConfig", **options).merge_and_unload()
+    assert_measured_like(with_adapters("llama", "TrainableTokensConfig", **options), merged, SAME)
+
+
 def test_adapters_that_scale_activations():
     options = {"target_modules": ["k_proj", "v_proj"], "feedforward_modules": [], "init_ia3_weights": False}
     merged = with_adapters("llama", "IA3Config", **options).merge_and_unload()
@@ -77,6 +84,7 @@ REFUSED = {
     "PromptEncoderConfig": {"num_virtual_tokens": 4, "encoder_hidden_size": 16},
     "AdaptionPromptConfig": {"adapter_len": 4, "adapter_layers": 1},  # prompts behind the output projection
     "LoraConfig": {"alora_invocation_tokens": [5, 6]},
+    "PolyConfig": {"r": 4, "n_tasks": 2, "target_modules": ["q_proj"]},  # wants the number of a task
 }
 
 

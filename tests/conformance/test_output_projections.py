@@ -112,4 +112,4 @@ def test_hooks_behind_a_projection_are_no_part_of_it():
         projection.register_forward_hook(lambda module, inputs, output: 2 * output + 1)
         run = measured(model)
         assert_same_records(run, expected, 1e-5)
-        assert any("have forward hooks" in note for note in run.manifest["notes"])
+        assert any("change after W_O" in note for note in run.manifest["notes"])

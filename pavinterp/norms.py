@@ -23,8 +23,8 @@ class Norms:
     Attributes:
         final: the one whose output is unembedded; None where there is none.
         on_write: by layer, one that takes the output of `W_O` itself (Gemma 2 and 3, OLMo 2, GLM-4); empty elsewhere.
-        hooked: names of output projections, and outside a bridge of modules around them, that have forward hooks of the user's: those
-            may change what is written.
+        hooked: names of output projections, and outside a bridge of modules around them, that have forward hooks of the
+            user's: those may change what is written.
     """
 
     final: nn.Module | None = None

@@ -123,4 +123,4 @@ def test_hooks_on_the_output_projection_are_noted():
     assert not any("orward hooks" in n for n in measure(pi.load(model), tokens, context=16).manifest["notes"])
     model.model.layers[1].self_attn.o_proj.register_forward_hook(lambda m, i, o: 2 * o)
     notes = measure(pi.load(model), tokens, context=16).manifest["notes"]
-    assert any("hooks are on transformer.h.1.attn.c_proj; what" in note for note in notes)
+    assert any("hooks are on model.layers.1.self_attn.o_proj; what" in note for note in notes)

@@ -23,7 +23,7 @@ def ending(error: BaseException) -> tuple[str, int]:
     if isinstance(error, UserError):
         return one_line(error), 2
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted: nothing was written", 130
+        return "interrupted: " + "; ".join(getattr(error, "__notes__", ["nothing was written"])), 130
     if is_out_of_memory(error):
         return "out of memory: try a smaller --batch, then a shorter --context or --dtype bfloat16", 2
     if isinstance(error, OSError) and error.errno in FULL:

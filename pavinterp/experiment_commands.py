@@ -28,6 +28,7 @@ from pavinterp.options import (
     Quiet,
     Renormalise,
     ReplaceFile,
+    Resume,
     Revision,
     Seed,
     ShortContext,
@@ -69,6 +70,8 @@ def _found(
     arguments["layers"] = parse_layers(options["layers"])
     if "rules" in options:
         arguments["rules"] = parse_names(options["rules"])
+    if "resume" in options:
+        arguments["resume"] = options["resume"]
     arguments |= own
     file = None if options["csv"] is None else check_file(options["csv"], options["overwrite"])
 
@@ -209,6 +212,7 @@ def needed(
     renormalise: Renormalise = False,
     csv: CsvOfHeads = None,
     overwrite: ReplaceFile = False,
+    resume: Resume = True,
     capture: Capture = "auto",
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -249,6 +253,7 @@ def swap(
     ] = None,
     csv: CsvOfHeads = None,
     overwrite: ReplaceFile = False,
+    resume: Resume = True,
     capture: Capture = "auto",
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -295,6 +300,7 @@ def budget(
     renormalise: Renormalise = False,
     csv: CsvOfHeads = None,
     overwrite: ReplaceFile = False,
+    resume: Resume = True,
     capture: Capture = "auto",
     device: Device = "auto",
     dtype: Dtype = "float32",

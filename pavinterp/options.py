@@ -96,6 +96,12 @@ ReplaceFile = Annotated[bool, typer.Option("--overwrite", help="Replace that fil
 Renormalise = Annotated[
     bool, typer.Option("--renormalise", help="Scale the strengths that are kept to the sum that all had.")
 ]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume/--no-resume", help="Go on where the same command was interrupted; finished parts are in the cache."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 

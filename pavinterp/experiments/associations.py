@@ -66,6 +66,7 @@ def needed_associations(
     seed: int = 0,
     bos: str = "auto",
     capture: str = "auto",
+    resume: bool = False,
     progress: Progress | Literal[False] | None = None,
     command: str | None = None,
 ) -> Needed:
@@ -86,6 +87,8 @@ def needed_associations(
         renormalise: whether strengths that are kept are scaled to the sum that all had.
         seed: of the choice of text and heads, and of the bootstrap.
         bos, capture: as in `measure`.
+        resume: whether finished parts are kept in the user's cache until all is done, so that a process that is
+            interrupted can be started again and goes on from there; not with hooks on the model.
         progress: called with stage, done and total; None shows it on standard error, False shows nothing.
         command: command line for the manifest.
 
@@ -95,6 +98,7 @@ def needed_associations(
     if heads is not None:
         require_whole("heads", heads, 1)
     require_yes_or_no("renormalise", renormalise)
+    require_yes_or_no("resume", resume)
     layers, seed = check_arguments(None, layers, seed, None, bos, progress)
     with reading(
         model,
@@ -117,11 +121,12 @@ def needed_associations(
         numbers, residuals = certified_records(
             read.handle, read.text, measures, layers=theirs, tests=None, batch=1, seed=seed
         )
-        frame = curves(read.handle, read.text, every, renormalise=renormalise, progress=read.stage)
+        arguments = read.arguments(
+            heads="all" if heads is None else int(heads), renormalise=renormalise, seed=seed, bos=bos, capture=capture
+        )
+        with read.pieces("needed", arguments, resume) as pieces:
+            frame = curves(read.handle, read.text, every, renormalise=renormalise, progress=read.stage, pieces=pieces)
     means = numbers.groupby(["layer", "head"])[list(COLUMNS)].mean()
-    arguments = read.arguments(
-        heads="all" if heads is None else int(heads), renormalise=renormalise, seed=seed, bos=bos, capture=capture
-    )
     note = interval_note(frame)
     return Needed(
         heads=summary(frame, seed).join(means),

@@ -84,6 +84,7 @@ def association_budget(
     seed: int = 0,
     bos: str = "auto",
     capture: str = "auto",
+    resume: bool = False,
     progress: Progress | Literal[False] | None = None,
     command: str | None = None,
 ) -> AssociationBudget:
@@ -111,6 +112,8 @@ def association_budget(
         by: "both" ways, or one of them; "load" alone is quicker by far: no head is cut alone.
         seed: of the choice of text, its halves and the bootstrap.
         bos, capture: as in `measure`.
+        resume: whether finished parts are kept in the user's cache until all is done, so that a process that is
+            interrupted can be started again and goes on from there; not with hooks on the model.
         progress: called with stage, done and total; None shows it on standard error, False shows nothing.
         command: command line for the manifest.
 
@@ -119,19 +122,25 @@ def association_budget(
     """
     check_choices(by, max_loss_increase)
     require_yes_or_no("renormalise", renormalise)
+    require_yes_or_no("resume", resume)
     layers, seed = check_arguments(None, layers, seed, None, bos, progress)
-    with reading(
-        model,
-        corpus,
-        context=context,
-        sequences=sequences,
-        usual_sequences=SEQUENCES,
-        layers=layers,
-        seed=seed,
-        bos=bos,
-        capture=capture,
-        progress=progress,
-    ) as read:
+    own = {"max_loss_increase": float(max_loss_increase), "renormalise": renormalise, "by": by}
+    own |= {"seed": seed, "bos": bos, "capture": capture}
+    with (
+        reading(
+            model,
+            corpus,
+            context=context,
+            sequences=sequences,
+            usual_sequences=SEQUENCES,
+            layers=layers,
+            seed=seed,
+            bos=bos,
+            capture=capture,
+            progress=progress,
+        ) as read,
+        read.pieces("budget", read.arguments(**own), resume) as pieces,
+    ):
         handle, text, stage, cut_layers = read.handle, read.text, read.stage, read.chosen
         if len({len(tokens) for tokens in text.tokens}) > 1:
             raise UserError("a budget is found on sequences of one length; cut the text with a context")
@@ -148,14 +157,15 @@ def association_budget(
         frame = None
         if by != LOAD:
             every = chosen_heads(read.shapes, read.layers)
-            frame = curves(handle, part_of(text, first), every, renormalise=renormalise, progress=stage)
+            frame = curves(handle, part_of(text, first), every, renormalise=renormalise, progress=stage, pieces=pieces)
             families[CURVES] = by_curves(*_mean_curves(frame), most)
         if by != CURVES:
             families[LOAD] = by_load(heads["effective_load"].to_numpy(), most)
         same = alike(most)
         families |= {UNIFORM: same, WINDOW: same, WINDOW_AND_FIRST: same}
 
-        calibration, held_out = Cutter(handle, part_of(text, first)), Cutter(handle, part_of(text, second))
+        calibration = Cutter(handle, part_of(text, first), pieces)
+        held_out = Cutter(handle, part_of(text, second), pieces)
         found: dict[str, tuple[Budgets, float]] = {}
         for done, (name, candidates) in enumerate(families.items()):
             stage("smallest budgets within the limit", done, len(families))
@@ -207,16 +217,8 @@ def association_budget(
     methods = pd.DataFrame([row for row in rows if "method" in row])
     methods["chosen"] = (methods["method"] == budget) & (methods["matched"] == "loss")
     curve = pd.DataFrame([row for row in rows if "kept" in row])
-    arguments = read.arguments(
-        max_loss_increase=float(max_loss_increase),
-        renormalise=renormalise,
-        by=by,
-        seed=seed,
-        bos=bos,
-        capture=capture,
-    )
     note = interval_note(reference)
-    manifest = describe_experiment(handle, read.shapes, text, arguments, residuals, note, command)
+    manifest = describe_experiment(handle, read.shapes, text, read.arguments(**own), residuals, note, command)
     manifest["chosen"] = budget
     manifest["halves"] = {"calibration": first, "held_out": second}
     order = ["budget", "budget_curves", "budget_load", "most", "effective_load", "divergence"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -16,6 +19,7 @@ from pavinterp.experiments.cut_responses import Factors, all_tests, kept_alone, 
 from pavinterp.experiments.interventions import logits, with_heads
 from pavinterp.experiments.predictions import Predictions
 from pavinterp.models import ModelHandle
+from pavinterp.pieces import Pieces
 from pavinterp.stimuli import Stimuli
 from pavinterp.trials import Trials
 
@@ -30,10 +34,12 @@ class Cutter:
     Attributes:
         handle: the model; `untouched` is the caller's to hold.
         stimuli: sequences.
+        pieces: where finished cuts are kept.
     """
 
     handle: ModelHandle
     stimuli: Stimuli
+    pieces: Pieces = field(default_factory=Pieces)
     _factors: Factors = field(default_factory=dict)
     _whole: dict[int, Predictions] = field(default_factory=dict)
     _held: int = 0
@@ -52,6 +58,12 @@ class Cutter:
             from the cut one's, nats), `loss_change` (nats per token), `reads` (associations that a test of a head
             keeps, of those it can see, mean over tests and heads).
         """
+        asked = [rule, renormalise, [(layer, of_heads.tolist()) for layer, of_heads in sorted(budgets.items())]]
+        text = b"".join(ids.tobytes() for ids in self.stimuli.tokens)
+        name = hashlib.sha256(text + json.dumps(asked).encode()).hexdigest()[:24]
+        return self.pieces.frame(f"cut-{name}", partial(self._cut, budgets, rule, renormalise))
+
+    def _cut(self, budgets: Mapping[int, Int[np.ndarray, "heads"]], rule: str, renormalise: bool) -> pd.DataFrame:
         rows = []
         for i, ids in enumerate(self.stimuli.tokens):
             tokens = torch.from_numpy(ids)[None].long().to(self.handle.device)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
@@ -17,6 +21,7 @@ from pavinterp.experiments.continuation import blocks_of, continued, continuing,
 from pavinterp.experiments.interventions import logits, require_copies_alike, with_heads
 from pavinterp.experiments.predictions import Predictions
 from pavinterp.models import ModelHandle
+from pavinterp.pieces import Pieces
 from pavinterp.run import Progress
 from pavinterp.stimuli import Stimuli
 from pavinterp.sweep import LayerInfo
@@ -35,6 +40,7 @@ def curves(
     *,
     renormalise: bool = False,
     progress: Progress | None = None,
+    pieces: Pieces | None = None,
 ) -> pd.DataFrame:
     """Divergence of next-token predictions with one head cut to its strongest `m` associations, for each `m`.
 
@@ -51,6 +57,7 @@ def curves(
         heads: (layer, head) of those to cut.
         renormalise: whether the strengths that are kept are scaled to the sum that all had.
         progress: called with a stage, done and total.
+        pieces: where layers of a sequence that are finished are kept; None keeps nothing.
 
     Returns:
         One row per layer x head x sequence x kept: `kept` associations (0: the mean ablation), `divergence` (KL of the
@@ -64,39 +71,71 @@ def curves(
     if any(len(tokens) != length for tokens in stimuli.tokens):
         raise UserError("needed associations are counted on sequences of one length; cut the text with a context")
     kept = [m for m in KEPT if m < length]
+    pieces = Pieces() if pieces is None else pieces
     means = mean_responses(handle, stimuli, heads)
     blocks = blocks_of(handle)
     factors: Factors = {}
     require_copies_alike(handle, torch.from_numpy(stimuli.tokens[0])[None].long().to(handle.device), VARIANTS)
     short: set[int] | None = None  # layers from which a continuation is the model's own
-    rows, done = [], 0
+    frames, done, of_layer = [], 0, dict[int, list[int]]()
+    for layer, head in heads:
+        of_layer.setdefault(layer, []).append(head)
     for sequence, given in enumerate(stimuli.tokens):
         tokens = torch.from_numpy(given)[None].long().to(handle.device)
         if short is None:
             short = continuing(handle, tokens, {layer for layer, _ in heads})
         with recording(blocks if short else []) as outputs:
             whole = Predictions.of(logits(handle, tokens)[0], tokens[0])
-        for layer, head in heads:
-            for part in _parts([0, *kept]):
-
-                def cut(
-                    call: AttentionCall, head: int = head, ids: Tensor = tokens[0], part: list[int] = part
-                ) -> Tensor:
-                    one = all_tests(call, ids, factors)
-                    mean = means[call.layer, head].to(one.values).expand(1, length, -1)
-                    variants = [mean] if 0 in part else []
-                    variants.append(strongest(one, head, [m for m in part if m], renormalise))
-                    return with_heads(call, {head: torch.cat(variants)})
-
-                with continued(blocks, outputs, layer, len(part)) if layer in short else nullcontext():
-                    changed = logits(handle, tokens.expand(len(part), -1), cut, {layer})
-                rows += [(layer, head, sequence, m, *whole.against(row)) for m, row in zip(part, changed, strict=True)]
-            done += 1
+        for layer, mine in of_layer.items():
+            begin: Callable[[int], AbstractContextManager[Any]] = (
+                partial(continued, blocks, outputs, layer) if layer in short else nullcontext
+            )
+            of_heads = {head: means[layer, head] for head in mine}
+            divergences = partial(
+                _divergences, handle, tokens, layer, of_heads, kept, renormalise, whole, factors, begin
+            )
+            frame = pieces.frame(f"needed-{sequence}-{layer}", divergences)
+            frames.append(frame.assign(sequence=sequence, document=int(stimuli.document[sequence])))
+            done += len(mine)
             if progress is not None:
                 progress("heads cut to their strongest associations", done, len(heads) * len(stimuli.tokens))
-    frame = pd.DataFrame(rows, columns=["layer", "head", "sequence", "kept", "divergence", "loss_change"])
-    frame["document"] = stimuli.document[frame["sequence"].to_numpy()]
-    return frame
+    columns = ["layer", "head", "sequence", "kept", "divergence", "loss_change", "document"]
+    return pd.concat(frames, ignore_index=True)[columns]
+
+
+def _divergences(
+    handle: ModelHandle,
+    tokens: Int[Tensor, "1 n"],
+    layer: int,
+    means: Mapping[int, Float[Tensor, "d_v"]],
+    kept: list[int],
+    renormalise: bool,
+    whole: Predictions,
+    factors: Factors,
+    begin: Callable[[int], AbstractContextManager[Any]],
+) -> pd.DataFrame:
+    """Of one sequence and layer: a row per head x kept, the mean ablation first.
+
+    Args:
+        means: of each head that is cut, its mean response.
+        whole: the whole model's predictions for the sequence.
+        factors: looked into and added to.
+        begin: given the number of copies, the context in which the model is run.
+    """
+    rows = []
+    for head, part in itertools.product(means, _parts([0, *kept])):
+
+        def cut(call: AttentionCall, head: int = head, part: list[int] = part) -> Tensor:
+            one = all_tests(call, tokens[0], factors)
+            mean = means[head].to(one.values).expand(1, tokens.shape[1], -1)
+            variants = [mean] if 0 in part else []
+            variants.append(strongest(one, head, [m for m in part if m], renormalise))
+            return with_heads(call, {head: torch.cat(variants)})
+
+        with begin(len(part)):
+            changed = logits(handle, tokens.expand(len(part), -1), cut, {layer})
+        rows += [(layer, head, m, *whole.against(row)) for m, row in zip(part, changed, strict=True)]
+    return pd.DataFrame(rows, columns=["layer", "head", "kept", "divergence", "loss_change"])
 
 
 def _parts(kept: list[int]) -> list[list[int]]:

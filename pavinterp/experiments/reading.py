@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Literal
 
 import pandas as pd
 import torch
 
 from pavinterp.capture import certificate
-from pavinterp.capture.paths import on_path
+from pavinterp.capture.bridge_attention import hooked_points
+from pavinterp.capture.paths import hooked_anywhere, on_path
+from pavinterp.errors import UserError
+from pavinterp.manifest import describe_model
 from pavinterp.models import ModelHandle, load, untouched
+from pavinterp.pieces import Pieces, kept_pieces
 from pavinterp.progress import progress_to
 from pavinterp.run import BATCH_TOKENS, Progress, choose_layers, merge, shapes_of, stimuli_for
 from pavinterp.stimuli import Stimuli
@@ -43,6 +48,26 @@ class Reading:
     def chosen(self) -> list[LayerInfo]:
         """The layers that the experiment is about."""
         return shapes_of(self.shapes, self.layers)
+
+    def pieces(self, experiment: str, arguments: dict[str, Any], resume: bool) -> AbstractContextManager[Pieces]:
+        """Finished parts of this experiment: of an earlier process that was interrupted, and to be kept by this one.
+
+        Raises:
+            UserError: there are hooks on the model: nothing tells whether they are those of the interrupted process.
+        """
+        handle = self.handle
+        root = handle.model if handle.witness is None else handle.witness
+        hooked = hooked_points(handle.bridge) if handle.bridge is not None else hooked_anywhere(root)
+        if resume and (hooked or hooked_anywhere(root)):
+            raise UserError("resume with hooks on the model: what they do cannot be looked up; leave it out")
+        of = {
+            "experiment": experiment,
+            "model": describe_model(handle, self.shapes),
+            "text": self.text.token_hash,
+            "arguments": arguments,
+            "versions": {name: version(name) for name in ("pavinterp", "torch", "transformers")},
+        }
+        return kept_pieces(of, resume)
 
     def arguments(self, **own: Any) -> dict[str, Any]:
         """Arguments as they took effect, for the manifest: what was read, then the experiment's own."""

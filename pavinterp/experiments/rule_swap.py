@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
+from pavinterp.arguments import require_yes_or_no
 from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.association_terms import SumsOfSquares, variants
@@ -26,6 +30,7 @@ from pavinterp.experiments.swapped_responses import TOGETHER, Plan, losses
 from pavinterp.manifest import describe_experiment
 from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle
+from pavinterp.pieces import Pieces
 from pavinterp.run import Progress, check_arguments
 from pavinterp.stimuli import Stimuli
 
@@ -97,6 +102,7 @@ def linearisation_cost(
     seed: int = 0,
     bos: str = "auto",
     capture: str = "auto",
+    resume: bool = False,
     progress: Progress | Literal[False] | None = None,
     command: str | None = None,
 ) -> Swapped:
@@ -131,6 +137,8 @@ def linearisation_cost(
             each window afresh: slow in layers with a sliding window.
         seed: of the choice of text, the halves, the random orders and the bootstrap.
         bos, capture: as in `measure`.
+        resume: whether finished parts are kept in the user's cache until all is done, so that a process that is
+            interrupted can be started again and goes on from there; not with hooks on the model.
         progress: called with stage, done and total; None shows it on standard error, False shows nothing.
         command: command line for the manifest.
 
@@ -139,6 +147,7 @@ def linearisation_cost(
             hooks on the model act on some rows of a batch only.
     """
     started = time.monotonic()
+    require_yes_or_no("resume", resume)
     layers, seed = check_arguments(None, layers, seed, None, bos, progress)
     names = choose_rules(RULES if rules is None else rules)
     of = [variant for variant in variants(names) if variant.cs != "raw"]
@@ -155,6 +164,7 @@ def linearisation_cost(
         progress=progress,
     ) as read:
         handle, text, stage = read.handle, read.text, read.stage
+        arguments = read.arguments(rules=names, seed=seed, bos=bos, capture=capture)
         if len({len(tokens) for tokens in text.tokens}) > 1:
             raise UserError("heads are swapped on sequences of one length; cut the text with a context")
         first = torch.from_numpy(text.tokens[0])[None].long().to(handle.device)
@@ -177,16 +187,17 @@ def linearisation_cost(
             raise UserError(f"{handle.architecture}: not every head of its layers was measured")
         shown_rules = [*names, *([BEST] if BEST in fitted.fits else []), MEAN_US]
         factors: Factors = {}
-        costs = pd.concat(list(_costs(handle, text, fitted, shown_rules, factors, stage)), ignore_index=True)
         curve = None
-        if BEST in fitted.fits:
-            parts = _curve(handle, text, fitted, costs, numbers, seed, factors, stage)
-            curve = pd.concat(list(parts), ignore_index=True)
+        with read.pieces("swap", arguments, resume) as pieces:
+            parts = _costs(handle, text, fitted, shown_rules, factors, pieces, stage)
+            costs = pd.concat(list(parts), ignore_index=True)
+            if BEST in fitted.fits:
+                parts = _curve(handle, text, fitted, costs, numbers, seed, factors, pieces, stage)
+                curve = pd.concat(list(parts), ignore_index=True)
     whole = means(costs.drop_duplicates("sequence").assign(model="whole"), ["model"], "loss", weights).to_numpy()[0]
     low, high = interval(whole[1:])
     note = interval_note(numbers)
     is_head, is_layer = costs["head"] != ALL, (costs["head"] == ALL) & (costs["layer"] != ALL)
-    arguments = read.arguments(rules=names, seed=seed, bos=bos, capture=capture)
     manifest = describe_experiment(handle, read.shapes, text, arguments, residuals, note, command)
     manifest["loss"] = {"nats_per_token": float(whole[0]), "lo": low, "hi": high}
     manifest["wall_seconds"] = round(time.monotonic() - started, 1)
@@ -205,28 +216,40 @@ def linearisation_cost(
 
 
 def _costs(
-    handle: ModelHandle, text: Stimuli, fitted: Fitted, rules: list[str], factors: Factors, stage: Progress
+    handle: ModelHandle,
+    text: Stimuli,
+    fitted: Fitted,
+    rules: list[str],
+    factors: Factors,
+    pieces: Pieces,
+    stage: Progress,
 ) -> Iterator[pd.DataFrame]:
     """Each sequence's costs: one head at a time, all of a layer, all."""
     layers = sorted({layer for layer, _ in fitted.heads})
-    swaps = []
+    groups: dict[int, list[tuple[int, int, set[tuple[int, int]]]]] = {}  # by layer, what is swapped at a time
     for layer in layers:
         mine = [place for place in fitted.heads if place[0] == layer]
-        swaps += [(layer, head, {(layer, head)}) for _, head in mine]
-        swaps.append((layer, ALL, set(mine)))
-    swaps.append((ALL, ALL, set(fitted.heads)))
-    stage("heads swapped", 0, len(text.tokens))
+        groups[layer] = [*((layer, head, {(layer, head)}) for _, head in mine), (layer, ALL, set(mine))]
+    groups[ALL] = [(ALL, ALL, set(fitted.heads))]
+    done, total = 0, len(text.tokens) * len(groups)
+    stage("heads swapped", 0, total)
     for sequence, given in enumerate(text.tokens):
         tokens = torch.from_numpy(given).long().to(handle.device)
-        plans: list[Plan] = [{}]
-        plans += [fitted.plan(rule, sequence, places) for _, _, places in swaps for rule in rules]
-        whole, *changed = losses(handle, tokens, plans, factors)
-        rows = [(rule, layer, head) for layer, head, _ in swaps for rule in rules]
-        frame = pd.DataFrame(rows, columns=["rule", "layer", "head"])
-        frame["sequence"], frame["document"] = sequence, int(text.document[sequence])
-        frame["loss"], frame["cost"] = whole, np.array(changed) - whole
-        yield frame
-        stage("heads swapped", sequence + 1, len(text.tokens))
+        for layer, swaps in groups.items():
+            plans: list[Plan] = [fitted.plan(rule, sequence, places) for _, _, places in swaps for rule in rules]
+            rows = [(rule, layer, head) for layer, head, _ in swaps for rule in rules]
+            swapped = partial(_losses, handle, tokens, [{}, *plans], factors)
+            whole, *changed = pieces.frame(f"costs-{sequence}-{layer}", swapped)["loss"]
+            frame = pd.DataFrame(rows, columns=["rule", "layer", "head"])
+            frame["sequence"], frame["document"] = sequence, int(text.document[sequence])
+            frame["loss"], frame["cost"] = whole, np.array(changed) - whole
+            yield frame
+            done += 1
+            stage("heads swapped", done, total)
+
+
+def _losses(handle: ModelHandle, tokens: Int[Tensor, "n"], plans: Sequence[Plan], factors: Factors) -> pd.DataFrame:
+    return pd.DataFrame({"loss": losses(handle, tokens, plans, factors)})
 
 
 def _curve(
@@ -237,6 +260,7 @@ def _curve(
     loads: pd.DataFrame,
     seed: int,
     factors: Factors,
+    pieces: Pieces,
     stage: Progress,
 ) -> Iterator[pd.DataFrame]:
     """Each sequence's loss change by order and number of heads swapped, orders found on the half it is not in."""
@@ -252,6 +276,7 @@ def _curve(
         tokens = torch.from_numpy(given).long().to(handle.device)
         frame = pd.DataFrame(rows, columns=["order", "draw", "swapped"])
         frame["sequence"] = sequence
-        frame["loss_change"] = losses(handle, tokens, plans, factors) - whole[sequence]
+        swapped_losses = pieces.frame(f"curve-{sequence}", partial(_losses, handle, tokens, plans, factors))["loss"]
+        frame["loss_change"] = swapped_losses - whole[sequence]
         yield frame
         stage("more and more heads swapped", sequence + 1, len(text.tokens))

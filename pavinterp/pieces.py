@@ -1,0 +1,93 @@
+"""Pieces of long work, kept in the user's cache as they are finished: interrupted work goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pavinterp.exits import one_line
+from pavinterp.gguf_cache import cache_root
+
+
+class Pieces:
+    """Frames by name: computed once, read where they are there already.
+
+    Attributes:
+        folder: where they are kept; None keeps nothing, and every frame is computed.
+        found: how many were read.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder, self.found = folder, 0
+
+    def frame(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """The frame of this name; its index, dtypes and `attrs` are those that `make` gave.
+
+        A piece that cannot be read is made again; where there is no room to keep one, a warning says so once, and the
+        work goes on without.
+        """
+        if self.folder is None:
+            return make()
+        path = self.folder / f"{name}.parquet"
+        if path.is_file():
+            try:
+                frame = pd.read_parquet(path)
+            except (OSError, ValueError):  # cut short, or of another version
+                path.unlink(missing_ok=True)
+            else:
+                self.found += 1
+                return frame
+        frame = make()
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            frame.to_parquet(partial)
+            partial.replace(path)  # whole, or not there
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            self.folder = None
+            warnings.warn(
+                f"finished parts are not kept any more ({one_line(error, 120)}): if interrupted, all begins anew",
+                stacklevel=1,
+            )
+        return frame
+
+
+@contextmanager
+def kept_pieces(of: dict[str, Any], resume: bool) -> Iterator[Pieces]:
+    """Pieces of one piece of work, removed when it is done; they stay where it is broken off.
+
+    Args:
+        of: all that the frames depend on, for `json`: only work that is the same in all of it takes up the pieces.
+        resume: False keeps and reads nothing.
+    """
+    if not resume:
+        yield Pieces()
+        return
+    digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
+    folder = cache_root() / "unfinished" / digest[:32]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "of.json").write_text(json.dumps(of, indent=2, sort_keys=True), encoding="utf-8")
+    except OSError as error:
+        warnings.warn(f"finished parts are not kept ({one_line(error, 120)}): set PAVINTERP_CACHE", stacklevel=1)
+        yield Pieces()
+        return
+    if any(folder.glob("*.parquet")):
+        warnings.warn(
+            "goes on where the same work was interrupted (--no-resume, or resume=False, begins anew)", stacklevel=1
+        )
+    try:
+        yield Pieces(folder)
+    except KeyboardInterrupt as error:
+        error.add_note("finished parts are kept, the same command goes on from there")
+        raise
+    shutil.rmtree(folder, ignore_errors=True)

@@ -173,6 +173,7 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
                         seed=seed,
                         bos=bos,
                         capture=capture,
+                        resume=True,
                         progress=progress,
                         command=ctx.obj["command"],
                     )

@@ -66,12 +66,10 @@ def _found(
     from pavinterp.progress import progress_to
 
     options = ctx.params
-    arguments = {name: options[name] for name in ("context", "sequences", "seed", "bos", "capture")}
+    arguments = {name: options[name] for name in ("context", "sequences", "seed", "bos", "capture", "resume")}
     arguments["layers"] = parse_layers(options["layers"])
     if "rules" in options:
         arguments["rules"] = parse_names(options["rules"])
-    if "resume" in options:
-        arguments["resume"] = options["resume"]
     arguments |= own
     file = None if options["csv"] is None else check_file(options["csv"], options["overwrite"])
 
@@ -113,6 +111,7 @@ def rules(
     ] = None,
     overwrite: ReplaceFile = False,
     batch: Batch = None,
+    resume: Resume = True,
     capture: Capture = "auto",
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -164,6 +163,7 @@ def capacity(
     ] = None,
     overwrite: ReplaceFile = False,
     batch: Batch = None,
+    resume: Resume = True,
     capture: Capture = "auto",
     device: Device = "auto",
     dtype: Dtype = "float32",

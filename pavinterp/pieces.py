@@ -30,23 +30,32 @@ class Pieces:
         self.folder, self.found = folder, 0
 
     def frame(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """The frame of this name; its index, dtypes and `attrs` are those that `make` gave.
+        """The frame of this name, read or made; its index, dtypes and `attrs` are those that `make` gave.
 
-        A piece that cannot be read is made again; where there is no room to keep one, a warning says so once, and the
-        work goes on without.
+        One that cannot be read is made again; where there is no room to keep one, a warning says so once, and the work
+        goes on without.
         """
+        frame = self.read(name)
+        return self.keep(name, make()) if frame is None else frame
+
+    def read(self, name: str) -> pd.DataFrame | None:
+        """The frame of this name, or None where it is not there (whole)."""
+        path = None if self.folder is None else self.folder / f"{name}.parquet"
+        if path is None or not path.is_file():
+            return None
+        try:
+            frame = pd.read_parquet(path)
+        except (OSError, ValueError):  # cut short, or of another version
+            path.unlink(missing_ok=True)
+            return None
+        self.found += 1
+        return frame
+
+    def keep(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
+        """The frame, which `read` gives from now on."""
         if self.folder is None:
-            return make()
+            return frame
         path = self.folder / f"{name}.parquet"
-        if path.is_file():
-            try:
-                frame = pd.read_parquet(path)
-            except (OSError, ValueError):  # cut short, or of another version
-                path.unlink(missing_ok=True)
-            else:
-                self.found += 1
-                return frame
-        frame = make()
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             frame.to_parquet(partial)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -176,6 +176,7 @@ def sweep(
     seed: int,
     keep: int = 0,
     dtype: torch.dtype = torch.float32,
+    skip: Collection[int] = (),
 ) -> Iterator[Batch]:
     """Measure every sequence.
 
@@ -189,6 +190,7 @@ def sweep(
         seed: of the sampling. What a sequence gives depends on it and the sequence, not on the batch.
         keep: of the first so many sequences the single tests and the CS spectra are returned too.
         dtype: of the numbers in the records.
+        skip: batches, by their place in `batches(stimuli, batch)`, that are not wanted.
 
     Yields:
         One Batch after another; the model is as it was in between.
@@ -200,7 +202,9 @@ def sweep(
     factors: dict[int, Float[Tensor, "heads d_v d_w"]] = {}
     tested: dict[int, str] = {}  # layers with something between, and what
     expected: set[int] | None = None  # layers of the first pass: every other has the same
-    for indices in batches(stimuli, batch):
+    for place, indices in enumerate(batches(stimuli, batch)):
+        if place in skip:
+            continue
         sampled = [
             sample_tests(len(stimuli.tokens[i]), tests, np.random.default_rng([seed, i, stimuli.kind == "text"]))
             for i in indices

@@ -100,18 +100,23 @@ def needed_associations(
     require_yes_or_no("renormalise", renormalise)
     require_yes_or_no("resume", resume)
     layers, seed = check_arguments(None, layers, seed, None, bos, progress)
-    with reading(
-        model,
-        corpus,
-        context=context,
-        sequences=sequences,
-        usual_sequences=SEQUENCES,
-        layers=layers,
-        seed=seed,
-        bos=bos,
-        capture=capture,
-        progress=progress,
-    ) as read:
+    own = {"heads": "all" if heads is None else int(heads), "renormalise": renormalise}
+    own |= {"seed": seed, "bos": bos, "capture": capture}
+    with (
+        reading(
+            model,
+            corpus,
+            context=context,
+            sequences=sequences,
+            usual_sequences=SEQUENCES,
+            layers=layers,
+            seed=seed,
+            bos=bos,
+            capture=capture,
+            progress=progress,
+        ) as read,
+        read.pieces("needed", read.arguments(**own), resume) as pieces,
+    ):
         every = chosen_heads(read.shapes, read.layers)
         if heads is not None and heads < len(every):
             drawn = np.random.default_rng(seed).choice(len(every), heads, replace=False)
@@ -121,13 +126,10 @@ def needed_associations(
         numbers, residuals = certified_records(
             read.handle, read.text, measures, layers=theirs, tests=None, batch=1, seed=seed
         )
-        arguments = read.arguments(
-            heads="all" if heads is None else int(heads), renormalise=renormalise, seed=seed, bos=bos, capture=capture
-        )
-        with read.pieces("needed", arguments, resume) as pieces:
-            frame = curves(read.handle, read.text, every, renormalise=renormalise, progress=read.stage, pieces=pieces)
+        frame = curves(read.handle, read.text, every, renormalise=renormalise, progress=read.stage, pieces=pieces)
     means = numbers.groupby(["layer", "head"])[list(COLUMNS)].mean()
     note = interval_note(frame)
+    arguments = read.arguments(**own)
     return Needed(
         heads=summary(frame, seed).join(means),
         correlations=rank_correlations(frame, numbers, list(COLUMNS), seed=seed),

@@ -99,6 +99,7 @@ def memory_capacity(
     batch: int | None = None,
     bos: str = "auto",
     capture: str = "auto",
+    resume: bool = False,
     progress: Progress | Literal[False] | None = None,
     command: str | None = None,
 ) -> Capacity:
@@ -119,30 +120,37 @@ def memory_capacity(
         rules: names of `pavinterp.theory.rules.RULES`; default all. covariance is hebbian here: the means that it
             takes off are those of the context, not of the N pairs.
         control: whether the same architecture with random weights is measured too.
+        resume: whether finished parts are kept in the user's cache until all is done, so that a process that is
+            interrupted can be started again and goes on from there; not with hooks on the model.
 
     Raises:
         UserError: the model or text cannot be measured, or the control cannot be made.
     """
     started = time.monotonic()
     require_yes_or_no("control", control)
+    require_yes_or_no("resume", resume)
     layers, seed = check_arguments(None, layers, seed, batch, bos, progress)
     names = choose_rules(rules)
     if names == ["covariance"]:
         raise UserError("covariance is hebbian here, with CSs and USs about the context's means: ask for hebbian")
     plain = model if isinstance(model, ModelHandle) else load(model)
     of = memories(names)
-    with reading(
-        plain,
-        corpus,
-        context=context,
-        sequences=sequences,
-        usual_sequences=SEQUENCES,
-        layers=layers,
-        seed=seed,
-        bos=bos,
-        capture=capture,
-        progress=progress,
-    ) as read:
+    own = {"rules": names, "control": control, "seed": seed, "bos": bos, "capture": capture}
+    with (
+        reading(
+            plain,
+            corpus,
+            context=context,
+            sequences=sequences,
+            usual_sequences=SEQUENCES,
+            layers=layers,
+            seed=seed,
+            bos=bos,
+            capture=capture,
+            progress=progress,
+        ) as read,
+        read.pieces("capacity", read.arguments(**own), resume) as pieces,
+    ):
         loads = [n for n in LOADS if n <= max(len(tokens) for tokens in read.text.tokens)]
         measures = [m for m in all_measures() if m.stimuli == "text"] + [Retrieval(of, loads)]
         records_of = partial(
@@ -154,6 +162,7 @@ def memory_capacity(
             batch=batch,
             seed=seed,
             stage=read.stage,
+            pieces=pieces,
         )
         records, residuals = records_of(read.handle, what="own memories")
         table, curves, drawn = tables(records, of, loads, "trained", seed)
@@ -166,9 +175,8 @@ def memory_capacity(
             curves = pd.concat([curves, control_curves])
     table = table.sort_index()
     table.attrs = definitions(COLUMNS)
-    arguments = read.arguments(rules=names, control=control, seed=seed, bos=bos, capture=capture)
     note = interval_note(records)
-    manifest = describe_experiment(read.handle, read.shapes, read.text, arguments, residuals, note, command)
+    manifest = describe_experiment(read.handle, read.shapes, read.text, read.arguments(**own), residuals, note, command)
     manifest["wall_seconds"] = round(time.monotonic() - started, 1)
     return Capacity(table, _predictions(records, read.chosen, seed), curves.sort_index(), manifest)
 

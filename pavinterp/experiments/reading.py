@@ -21,7 +21,7 @@ from pavinterp.pieces import Pieces, kept_pieces
 from pavinterp.progress import progress_to
 from pavinterp.run import BATCH_TOKENS, Progress, choose_layers, merge, shapes_of, stimuli_for
 from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import LayerInfo, inspect, require_known, sweep
+from pavinterp.sweep import LayerInfo, batches, inspect, require_known, sweep
 
 CONTEXT = 256  # tokens a sequence where an experiment is not told
 
@@ -128,6 +128,7 @@ def certified_records(
     dtype: torch.dtype = torch.float32,
     stage: Progress | None = None,
     what: str = "",
+    pieces: Pieces | None = None,
 ) -> tuple[pd.DataFrame, dict[int, list[float]]]:
     """Records of every sequence and head, and by layer the largest certificate residual of each head.
 
@@ -136,20 +137,33 @@ def certified_records(
         batch: sequences a forward pass; None is about 4,096 tokens.
         stage: called with `what`, sequences done and in all; None says nothing.
         what: the stage's name.
+        pieces: where records of finished batches are kept; None keeps nothing.
 
     Raises:
         UserError: the certificate fails, or something that is not a gate changes a layer's responses.
     """
     size = batch or max(1, BATCH_TOKENS // max(len(tokens) for tokens in text.tokens))
-    frames, residuals, done = [], dict[int, list[float]](), 0
+    pieces = Pieces() if pieces is None else pieces
+    order = batches(text, size)
+    frames = {i: frame for i in range(len(order)) if (frame := pieces.read(f"{what}-{size}-{i}")) is not None}
+    missing, residuals = [i for i in range(len(order)) if i not in frames], dict[int, list[float]]()
+    for frame in frames.values():
+        merge(residuals, {int(layer): of_heads for layer, of_heads in frame.attrs["residuals"].items()})
+    done = sum(len(order[i]) for i in frames)
     if stage is not None:
-        stage(what, 0, len(text.tokens))
-    for part in sweep(handle, text, measures, tests=tests, layers=layers, batch=size, seed=seed, dtype=dtype):
+        stage(what, done, len(text.tokens))
+    found = sweep(
+        handle, text, measures, tests=tests, layers=layers, batch=size, seed=seed, dtype=dtype, skip=set(frames)
+    )
+    for i, part in zip(missing, found, strict=True):
         merge(residuals, part.residuals)
         require_known(handle, part.between)
         certificate.require(residuals, handle.dtype, handle.architecture)
-        frames.append(part.records)
+        part.records.attrs = {"residuals": {str(layer): of_heads for layer, of_heads in part.residuals.items()}}
+        frames[i] = pieces.keep(f"{what}-{size}-{i}", part.records)
         done += len(part.sequences)
         if stage is not None:
             stage(what, done, len(text.tokens))
-    return pd.concat(frames, ignore_index=True), residuals
+    for frame in frames.values():
+        frame.attrs = {}
+    return pd.concat([frames[i] for i in range(len(order))], ignore_index=True), residuals

@@ -151,20 +151,23 @@ def linearisation_cost(
     layers, seed = check_arguments(None, layers, seed, None, bos, progress)
     names = choose_rules(RULES if rules is None else rules)
     of = [variant for variant in variants(names) if variant.cs != "raw"]
-    with reading(
-        model,
-        corpus,
-        context=context,
-        sequences=sequences,
-        usual_sequences=SEQUENCES,
-        layers=layers,
-        seed=seed,
-        bos=bos,
-        capture=capture,
-        progress=progress,
-    ) as read:
+    own = {"rules": names, "seed": seed, "bos": bos, "capture": capture}
+    with (
+        reading(
+            model,
+            corpus,
+            context=context,
+            sequences=sequences,
+            usual_sequences=SEQUENCES,
+            layers=layers,
+            seed=seed,
+            bos=bos,
+            capture=capture,
+            progress=progress,
+        ) as read,
+        read.pieces("swap", read.arguments(**own), resume) as pieces,
+    ):
         handle, text, stage = read.handle, read.text, read.stage
-        arguments = read.arguments(rules=names, seed=seed, bos=bos, capture=capture)
         if len({len(tokens) for tokens in text.tokens}) > 1:
             raise UserError("heads are swapped on sequences of one length; cut the text with a context")
         first = torch.from_numpy(text.tokens[0])[None].long().to(handle.device)
@@ -180,6 +183,7 @@ def linearisation_cost(
             dtype=torch.float64,
             stage=stage,
             what="rules fitted",
+            pieces=pieces,
         )
         weights = resampled(numbers, seed)
         fitted = fit_rules(numbers, of, weights, seed)
@@ -188,17 +192,16 @@ def linearisation_cost(
         shown_rules = [*names, *([BEST] if BEST in fitted.fits else []), MEAN_US]
         factors: Factors = {}
         curve = None
-        with read.pieces("swap", arguments, resume) as pieces:
-            parts = _costs(handle, text, fitted, shown_rules, factors, pieces, stage)
-            costs = pd.concat(list(parts), ignore_index=True)
-            if BEST in fitted.fits:
-                parts = _curve(handle, text, fitted, costs, numbers, seed, factors, pieces, stage)
-                curve = pd.concat(list(parts), ignore_index=True)
+        parts = _costs(handle, text, fitted, shown_rules, factors, pieces, stage)
+        costs = pd.concat(list(parts), ignore_index=True)
+        if BEST in fitted.fits:
+            parts = _curve(handle, text, fitted, costs, numbers, seed, factors, pieces, stage)
+            curve = pd.concat(list(parts), ignore_index=True)
     whole = means(costs.drop_duplicates("sequence").assign(model="whole"), ["model"], "loss", weights).to_numpy()[0]
     low, high = interval(whole[1:])
     note = interval_note(numbers)
     is_head, is_layer = costs["head"] != ALL, (costs["head"] == ALL) & (costs["layer"] != ALL)
-    manifest = describe_experiment(handle, read.shapes, text, arguments, residuals, note, command)
+    manifest = describe_experiment(handle, read.shapes, text, read.arguments(**own), residuals, note, command)
     manifest["loss"] = {"nats_per_token": float(whole[0]), "lo": low, "hi": high}
     manifest["wall_seconds"] = round(time.monotonic() - started, 1)
     return Swapped(

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from pavinterp.arguments import require_yes_or_no
 from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.association_terms import SumsOfSquares, Variant, variants
@@ -118,6 +119,7 @@ def explain(
     batch: int | None = None,
     bos: str = "auto",
     capture: str = "auto",
+    resume: bool = False,
     progress: Progress | Literal[False] | None = None,
     command: str | None = None,
 ) -> Explanation:
@@ -151,26 +153,33 @@ def explain(
         tests: positions tested a sequence; None tests all.
         rules: names of `pavinterp.theory.rules.RULES`; default all. `pseudoinverse` takes half of the time, and more
             where CSs are wide.
+        resume: whether finished parts are kept in the user's cache until all is done, so that a process that is
+            interrupted can be started again and goes on from there; not with hooks on the model.
 
     Raises:
         UserError: the model or text cannot be measured, the certificate fails, or there is no second half to judge on.
     """
     started = time.monotonic()
     layers, seed = check_arguments(tests, layers, seed, batch, bos, progress)
+    require_yes_or_no("resume", resume)
     names = choose_rules(rules)
     measure = SumsOfSquares(variants(names))
-    with reading(
-        model,
-        corpus,
-        context=context,
-        sequences=sequences,
-        usual_sequences=SEQUENCES,
-        layers=layers,
-        seed=seed,
-        bos=bos,
-        capture=capture,
-        progress=progress,
-    ) as read:
+    own = {"tests": "all" if tests is None else tests, "rules": names, "seed": seed, "bos": bos, "capture": capture}
+    with (
+        reading(
+            model,
+            corpus,
+            context=context,
+            sequences=sequences,
+            usual_sequences=SEQUENCES,
+            layers=layers,
+            seed=seed,
+            bos=bos,
+            capture=capture,
+            progress=progress,
+        ) as read,
+        read.pieces("rules", read.arguments(**own), resume) as pieces,
+    ):
         records, residuals = certified_records(
             read.handle,
             read.text,
@@ -182,13 +191,11 @@ def explain(
             dtype=torch.float64,
             stage=read.stage,
             what="text sequences",
+            pieces=pieces,
         )
-    arguments = read.arguments(
-        tests="all" if tests is None else tests, rules=names, seed=seed, bos=bos, capture=capture
-    )
     table, heads = tables(records, measure.of, seed)
     note = heads.attrs["intervals"]
-    manifest = describe_experiment(read.handle, read.shapes, read.text, arguments, residuals, note, command)
+    manifest = describe_experiment(read.handle, read.shapes, read.text, read.arguments(**own), residuals, note, command)
     manifest["wall_seconds"] = round(time.monotonic() - started, 1)
     return Explanation(table, heads, manifest)
 

@@ -22,6 +22,8 @@ TEXT = stimuli(DOCUMENTS)
 EXPERIMENTS = {
     "needed": (pi.needed_associations, {}, ("curves", "heads")),
     "swap": (pi.linearisation_cost, {"rules": ["covariance"]}, ("costs", "heads", "curve")),
+    "rules": (pi.explain, {"rules": ["covariance", "delta"], "batch": 1}, ("rules", "heads")),
+    "capacity": (pi.memory_capacity, {"rules": ["hebbian"], "batch": 1}, ("memories", "heads", "curves")),
     "budget": (pi.association_budget, {"max_loss_increase": 0.1}, ("heads", "methods", "curve")),
 }
 
@@ -40,16 +42,16 @@ def run(name, **options):
 def interrupted(name, after, monkeypatch):
     """Ctrl-C after so many finished parts; returns how many were made."""
     made = []
-    frame = Pieces.frame
+    keep = Pieces.keep
 
-    def counted(self, key, make):
-        if len(made) == after:
+    def counted(self, key, frame):
+        if self.folder is not None and len(made) == after:
             raise KeyboardInterrupt
-        made.append(key)
-        return frame(self, key, make)
+        made.extend([key] if self.folder is not None else [])
+        return keep(self, key, frame)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Pieces, "frame", counted)
+        patch.setattr(Pieces, "keep", counted)
         with pytest.raises(KeyboardInterrupt) as error:
             run(name, resume=True)
     assert error.value.__notes__ == ["finished parts are kept, the same command goes on from there"]
@@ -62,20 +64,19 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(name, after, monkey
     made = interrupted(name, after, monkeypatch)
     (folder,) = cache.iterdir()
     assert len(set(made)) == len(list(folder.glob("*.parquet")))
-    read = []
-    frame = Pieces.frame
+    found_again = []
+    read = Pieces.read
 
-    def watched(self, key, make):
-        before = self.found
-        result = frame(self, key, make)
-        read.append(key) if self.found > before else None
-        return result
+    def watched(self, key):
+        frame = read(self, key)
+        found_again.extend([key] if frame is not None else [])
+        return frame
 
     with monkeypatch.context() as patch:
-        patch.setattr(Pieces, "frame", watched)
+        patch.setattr(Pieces, "read", watched)
         with pytest.warns(UserWarning, match="goes on where the same work was interrupted"):
             found = run(name, resume=True)
-    assert set(read) >= set(made)
+    assert set(found_again) >= set(made)
     assert not list(cache.iterdir())
     expected = run(name)
     for table in EXPERIMENTS[name][2]:

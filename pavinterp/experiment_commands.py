@@ -50,6 +50,15 @@ EXPERIMENTS = {
 }
 """Commands that `report --with` takes, and the function of each."""
 
+FIRST_LOOK: dict[str, dict[str, Any]] = {
+    "rules": {"context": 128, "sequences": 8, "rules": ["covariance", "delta"]},
+    "capacity": {"sequences": 8, "rules": ["hebbian", "softmax"]},
+    "needed": {"context": 128, "sequences": 8, "heads": 16},
+    "swap": {"context": 128, "sequences": 8, "rules": ["covariance"]},
+    "budget": {"context": 128, "sequences": 16, "by": "load"},
+}
+"""What `--fast` takes for options that are not given; 8 sequences are the fewest that give intervals (of each half)."""
+
 
 def _found(
     ctx: typer.Context, table: Callable[[Any], Any], *, check: Callable[[], Any] = lambda: None, **own: Any
@@ -65,12 +74,14 @@ def _found(
     from pavinterp.output import check_file, write_file
     from pavinterp.progress import progress_to
 
-    options = ctx.params
+    options, command = ctx.params, str(ctx.info_name)
     arguments = {name: options[name] for name in ("context", "sequences", "seed", "bos", "capture", "resume")}
     arguments["layers"] = parse_layers(options["layers"])
     if "rules" in options:
         arguments["rules"] = parse_names(options["rules"])
     arguments |= own
+    if options["fast"]:
+        arguments |= {name: value for name, value in FIRST_LOOK[command].items() if not _is_given(ctx, name)}
     file = None if options["csv"] is None else check_file(options["csv"], options["overwrite"])
 
     import pavinterp as pi
@@ -81,11 +92,19 @@ def _found(
     quiet_libraries()
     with progress_to(quiet=options["quiet"]) as progress:
         text, handle = read_text(options, progress), load_model(options, progress)
-        experiment = getattr(pi, EXPERIMENTS[str(ctx.info_name)])
+        if options["fast"] and arguments["context"] is not None and not _is_given(ctx, "context"):
+            arguments["context"] = min(arguments["context"], handle.max_context or arguments["context"])
+        experiment = getattr(pi, EXPERIMENTS[command])
         found = experiment(handle, text, **arguments, progress=progress, command=ctx.obj["command"])
     if file is not None:
         write_file(file, table(found).to_csv())
     return found
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether the command line has the option, rather than its default standing in."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def rules(
@@ -111,6 +130,12 @@ def rules(
     ] = None,
     overwrite: ReplaceFile = False,
     batch: Batch = None,
+    fast: Annotated[
+        bool,
+        typer.Option(
+            "--fast", help="A first look: 8 sequences of 128 tokens, covariance and delta; what is given counts."
+        ),
+    ] = False,
     resume: Resume = True,
     capture: Capture = "auto",
     device: Device = "auto",
@@ -155,14 +180,14 @@ def capacity(
     control: Annotated[
         bool, typer.Option("--control/--no-control", help="Measure the same architecture with random weights too.")
     ] = True,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="A first look: 8 sequences, and hebbian and softmax unless --rules says.")
-    ] = False,
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head and memory, all columns.")
     ] = None,
     overwrite: ReplaceFile = False,
     batch: Batch = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="A first look: 8 sequences, hebbian and softmax; what is given counts.")
+    ] = False,
     resume: Resume = True,
     capture: Capture = "auto",
     device: Device = "auto",
@@ -182,12 +207,7 @@ def capacity(
     """
     from pavinterp import terminal
 
-    quick: dict[str, Any] = {}
-    if fast and sequences is None:
-        quick["sequences"] = 8
-    if fast and rules is None:
-        quick["rules"] = ["hebbian", "softmax"]
-    found = _found(ctx, lambda found: found.memories, control=control, batch=batch, **quick)
+    found = _found(ctx, lambda found: found.memories, control=control, batch=batch)
     if as_json:
         terminal.print_json(
             {**found.manifest, "heads": found.heads, "memories": found.memories, "curves": found.curves}
@@ -212,6 +232,9 @@ def needed(
     renormalise: Renormalise = False,
     csv: CsvOfHeads = None,
     overwrite: ReplaceFile = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="A first look: 16 heads, 8 sequences of 128 tokens; what is given counts.")
+    ] = False,
     resume: Resume = True,
     capture: Capture = "auto",
     device: Device = "auto",
@@ -253,6 +276,9 @@ def swap(
     ] = None,
     csv: CsvOfHeads = None,
     overwrite: ReplaceFile = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="A first look: 8 sequences of 128 tokens, covariance; what is given counts.")
+    ] = False,
     resume: Resume = True,
     capture: Capture = "auto",
     device: Device = "auto",
@@ -300,6 +326,9 @@ def budget(
     renormalise: Renormalise = False,
     csv: CsvOfHeads = None,
     overwrite: ReplaceFile = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="A first look: 16 sequences of 128 tokens, --by load; what is given counts.")
+    ] = False,
     resume: Resume = True,
     capture: Capture = "auto",
     device: Device = "auto",

@@ -21,10 +21,12 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import gpt2, model_folder
 
 import pavinterp
 from pavinterp import cli, options, store, terminal
 from pavinterp.errors import UserError
+from pavinterp.experiment_commands import EXPERIMENTS, FIRST_LOOK
 
 SMALL = ("--context", "64", "--sequences", "8", "--tests", "8", "--layers", "0")
 DEMO = Path(pavinterp.__file__).parent / "demo"
@@ -603,3 +605,24 @@ def test_budget_prints_heads_and_what_they_cost(command: Command, tmp_path: Path
     assert len(told["heads"]) == 16
     assert command("budget", "demo", "--max-loss-increase", "0").code == 2
     assert command("budget", "demo", "--by", "size").code == 2
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_first_look_takes_what_is_not_given(name, monkeypatch, capsys, tmp_path):
+    seen = {}
+
+    def experiment(model, text, **arguments):
+        seen.update(arguments)
+        raise UserError("enough")
+
+    monkeypatch.setattr(pavinterp, EXPERIMENTS[name], experiment)
+    model = str(model_folder(tmp_path / "model", gpt2(positions=64)))
+    expected = FIRST_LOOK[name]
+    for words, changed in (([], {}), (["--sequences", "9", "--context", "20"], {"sequences": 9, "context": 20})):
+        with pytest.raises(SystemExit) as end:
+            cli.main([name, model, "--fast", *words])
+        assert end.value.code == 2
+        assert capsys.readouterr().err.endswith("pavinterp: enough\n")
+        at_most = {"context": 64} if "context" in expected else {}  # the model has no more positions
+        for option, value in (expected | at_most | changed).items():
+            assert seen[option] == value

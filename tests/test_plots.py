@@ -21,8 +21,10 @@ from matplotlib.collections import PatchCollection
 from pavinterp import plots
 from pavinterp.plots import across_heads, one_head
 from pavinterp.plots.as_svg import svg
+from pavinterp.plots.experiments import number_map
 from pavinterp.plots.look import DARK, LIGHT, OUTLINES, ROLES
 from pavinterp.plots.marks import Axis, Line, Picture, Points
+from pavinterp.plots.on_axes import draw
 from pavinterp.plots.svg_text import LETTER, stacked, wrapped
 from pavinterp.plots.ticks import ticks
 from pavinterp.plots.words import estimate, fixed, head_name, horizon, interval, number, percent
@@ -289,6 +291,17 @@ def test_map_tells_regimes_without_colour(run):
 def test_map_without_intervals_says_so():
     text = svg(across_heads.load_map(synthetic.run(2, 4, clusters=5).heads()))
     assert "no intervals, so no regimes" in text
+
+
+def test_a_map_of_an_experiment_tells_endless_from_missing():
+    index = pd.MultiIndex.from_product([range(2), range(3)], names=["layer", "head"])
+    heads = pd.DataFrame({"needed_5": [1.0, 4.0, math.inf, math.nan, 2.0, 0.0]}, index=index)
+    picture = number_map(heads, "needed_5")
+    np.testing.assert_array_equal(picture.marks[0].value, [0.5, 2.0, math.inf, math.nan, 1.0, math.nan])
+    text = svg(picture)
+    assert (text.count(">∞</text>"), text.count(">–</text>")) == (1, 2)
+    signs = [sign.get_text() for sign in draw(picture).texts]
+    assert (signs.count("∞"), signs.count("–")) == (1, 2)
 
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])

@@ -81,7 +81,8 @@ def rule_r2(rules: pd.DataFrame) -> Picture:
 def number_map(heads: pd.DataFrame, column: str) -> Picture:
     """A number of every head, layers across and heads down, on a logarithmic colour scale about its median.
 
-    What is not above zero (a cost that no interval tells from nothing) is drawn as an empty cell.
+    What is not above zero (a cost that no interval tells from nothing) is drawn as an empty cell, what is endless (more
+    associations needed than were kept) as one with its sign.
     """
     name, title, unit = MAPS[column]
     layers, numbers = levels(heads)
@@ -93,7 +94,7 @@ def number_map(heads: pd.DataFrame, column: str) -> Picture:
     cells = Cells(
         column=np.searchsorted(layers, heads.index.get_level_values("layer")),
         row=np.searchsorted(numbers, heads.index.get_level_values("head")),
-        value=np.where(np.isfinite(value) & (value > 0), value / middle, np.nan),
+        value=np.where(value > 0, value / middle, np.nan),
         regime=("",) * len(heads),
         heads=names(heads),
         titles=tuple(f"{head}: {one} {unit}" for head, one in zip(names(heads), shown, strict=True)),

@@ -93,7 +93,7 @@ class Rule:
 class Cells:
     """A map: cell i at (`column[i]`, `row[i]`) is coloured by the logarithm of `value[i]`, outlined by `regime[i]`.
 
-    NaN is drawn as an empty cell with a dash. `heads` and `titles` as for Points.
+    NaN is drawn as an empty cell with a dash, infinity as one with its sign. `heads` and `titles` as for Points.
     """
 
     column: np.ndarray

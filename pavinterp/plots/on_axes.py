@@ -128,7 +128,7 @@ def _draw_cells(ax: Axes, mark: Cells) -> None:
     ax.add_collection(cells)
     for x, y, value, regime in zip(mark.column, mark.row, mark.value, mark.regime, strict=True):
         if not np.isfinite(value):
-            ax.text(x, y, "–", ha="center", va="center")
+            ax.text(x, y, "∞" if value == np.inf else "–", ha="center", va="center")
         elif OUTLINES.get(regime, (1.0, True))[0]:
             dark = np.log(value / low) / np.log(high / low) < 0.55
             frame = Rectangle((x - 0.38, y - 0.38), 0.76, 0.76, fill=False, label="_regime", **_frame(regime))

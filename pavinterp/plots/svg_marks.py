@@ -115,8 +115,9 @@ def _cells(sheet: Sheet, mark: Cells, link: Link | None) -> None:
         if known:
             shape += _outline(x + 0.5, y + 0.5, wide - 1, tall - 1, mark.regime[i], light=share < 0.55)
         if not known or (mark.regime[i] == "undefined" and len(regimes) > 1):
+            missing = "∞" if value == math.inf else "–"
             sign = f'x="{x + wide / 2:.1f}" y="{y + tall / 2 + 3:.1f}" text-anchor="middle"'
-            shape += f'<text {sign} fill="#fff">?</text>' if known else f'<text {sign} class="t">–</text>'
+            shape += f'<text {sign} fill="#fff">?</text>' if known else f'<text {sign} class="t">{missing}</text>'
         sheet.parts.append(_linked(shape, mark.heads[i], link))
 
 

@@ -21,9 +21,9 @@ says whether yours can be measured. This table is generated from the suite's row
 
 *registry*: transformers' attention registry; *hooks*: hooks on the family's own modules; *bridge*: hooks on a
 TransformerBridge of TransformerLens. Where two are named the first is the default, and both agree in every record to
-1e-4. *features* are those of the tested configuration; *gates* multiply each response before the output projection; *sparse*
-attention sees positions that the model chooses by content (its own choice changes when a sequence is padded: pavinterp
-pads nothing).
+1e-4. *features* are those of the tested configuration; *gates* multiply each response before the output projection;
+*sparse* attention sees positions that the model chooses by content (its own choice changes when a sequence is padded:
+pavinterp pads nothing).
 
 | `model_type` | captured by | attention layers | positions | features |
 |---|---|---|---|---|

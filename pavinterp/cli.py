@@ -37,6 +37,7 @@ from pavinterp.options import (
     Overwrite,
     Pages,
     Quiet,
+    Resume,
     Revision,
     Seed,
     Sequences,
@@ -115,6 +116,7 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         pages: Pages = None,
         others: With = None,
         batch: Batch = None,
+        resume: Resume = True,
         capture: Capture = "auto",
         device: Device = "auto",
         dtype: Dtype = "float32",
@@ -159,6 +161,7 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
                 bos=bos,
                 capture=capture,
                 examples=with_pages,
+                resume=resume,
                 progress=progress,
                 command=ctx.obj["command"],
             )
@@ -173,7 +176,7 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
                         seed=seed,
                         bos=bos,
                         capture=capture,
-                        resume=True,
+                        resume=resume,
                         progress=progress,
                         command=ctx.obj["command"],
                     )

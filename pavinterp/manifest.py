@@ -15,7 +15,8 @@ from pavinterp import __version__
 from pavinterp.capture import certificate
 from pavinterp.capture.bridge_attention import has_hooks, hooked_points
 from pavinterp.capture.gate import GATE
-from pavinterp.capture.paths import TRANSFORMER_LENS, path_of
+from pavinterp.capture.paths import TRANSFORMER_LENS, hooked_anywhere, path_of
+from pavinterp.errors import UserError
 from pavinterp.models import ModelHandle
 from pavinterp.norms import Norms
 from pavinterp.stimuli import Stimuli
@@ -137,6 +138,26 @@ def describe_experiment(
             "largest": max(max(row) for row in residuals.values()),
         },
         "intervals": intervals,
+    }
+
+
+def work(
+    handle: ModelHandle, shapes: list[LayerInfo], stimuli: Stimuli, what: str, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """All that the numbers of a piece of work depend on, by which an interrupted process's finished parts are found.
+
+    Raises:
+        UserError: there are hooks on the model: nothing tells whether they are those of the interrupted process.
+    """
+    hooked = hooked_anywhere(handle.model) if handle.bridge is None else hooked_points(handle.bridge)
+    if hooked or handle.witness is not None:
+        raise UserError("resume with hooks on the model: what they do cannot be looked up; leave it out")
+    return {
+        "what": what,
+        "model": describe_model(handle, shapes),
+        "text": stimuli.token_hash,
+        "arguments": arguments,
+        "versions": {name: version(name) for name in ("pavinterp", "torch", "transformers")},
     }
 
 

@@ -71,14 +71,14 @@ class Pieces:
 
 
 @contextmanager
-def kept_pieces(of: dict[str, Any], resume: bool) -> Iterator[Pieces]:
+def kept_pieces(of: dict[str, Any] | None) -> Iterator[Pieces]:
     """Pieces of one piece of work, removed when it is done; they stay where it is broken off.
 
     Args:
-        of: all that the frames depend on, for `json`: only work that is the same in all of it takes up the pieces.
-        resume: False keeps and reads nothing.
+        of: all that the frames depend on, for `json`: only work that is the same in all of it takes up the pieces. None
+            keeps and reads nothing.
     """
-    if not resume:
+    if of is None:
         yield Pieces()
         return
     digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()

@@ -14,19 +14,21 @@ import pandas as pd
 import torch
 
 from pavinterp import store
-from pavinterp.arguments import require_one_of, require_whole, whole_numbers
+from pavinterp.arguments import require_one_of, require_whole, require_yes_or_no, whole_numbers
 from pavinterp.capture import certificate
 from pavinterp.capture.paths import on_path
+from pavinterp.certified import certified, merge
 from pavinterp.corpora import Corpus
 from pavinterp.corpora import corpus as read_corpus
 from pavinterp.errors import UserError
 from pavinterp.examples import examples as find_examples
 from pavinterp.experiment import Experiment, with_numbers
-from pavinterp.manifest import describe_run
+from pavinterp.manifest import describe_run, work
 from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.norms import find_norms
 from pavinterp.output import new_folder
+from pavinterp.pieces import kept_pieces
 from pavinterp.progress import progress_to
 from pavinterp.stimuli import (
     BOS_POLICIES,
@@ -37,7 +39,7 @@ from pavinterp.stimuli import (
     repeated_random_tokens,
     tokenise,
 )
-from pavinterp.sweep import LayerInfo, inspect, require_known, sweep
+from pavinterp.sweep import LayerInfo, inspect, require_known
 from pavinterp.tables import heads_table
 
 DEFAULT_CONTEXT = 1024
@@ -45,7 +47,6 @@ DEFAULT_SEQUENCES = 64
 PROBE_SEQUENCES = 16  # of repeated random tokens
 PROBE_LENGTH = 257  # longest probe: BOS and two times 128 tokens
 KEPT_SEQUENCES = 8  # whose single tests the head pages show
-BATCH_TOKENS = 4096  # tokens a forward pass where `batch` is not given
 
 Progress = Callable[[str, int, int], None]  # stage, sequences done, sequences in all
 
@@ -155,6 +156,7 @@ def measure(
     bos: str = "auto",
     capture: str = "auto",
     examples: bool = True,
+    resume: bool = False,
     progress: Progress | Literal[False] | None = None,
     command: str | None = None,
 ) -> Run:
@@ -173,6 +175,8 @@ def measure(
         capture: "attention_interface" (transformers' registry), "transformer_lens" (the hooks of a TransformerBridge;
             one is made around a copy where none was given), or "auto": the latter for a TransformerBridge.
         examples: whether to decode each head's strongest associations for its page.
+        resume: whether finished batches are kept in the user's cache until all is done, so that a process that is
+            interrupted can be started again and goes on from there; not with hooks on the model.
         progress: called with stage, done and total; None shows it on standard error, False shows nothing.
         command: command line for the manifest; default the equivalent call's.
 
@@ -182,6 +186,7 @@ def measure(
     """
     started = time.monotonic()
     layers, seed = check_arguments(tests, layers, seed, batch, bos, progress)
+    require_yes_or_no("resume", resume)
     handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
     shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
     with shown as stage, untouched(handle.model):
@@ -191,42 +196,52 @@ def measure(
         stimuli = stimuli_for(handle, corpus, context, sequences, bos, seed)
         probe = _probe(handle, stimuli, bos, seed)
         norms = find_norms(handle, torch.from_numpy(stimuli.tokens[0][None, :MIN_TOKENS]).long().to(handle.device))
-        frames: dict[str, list[pd.DataFrame]] = {"records": [], "tests": [], "spectra": []}
-        residuals: dict[int, list[float]] = {}
-        rows = 0
-        for what, label in ((stimuli, "text sequences"), (probe, "repeated random tokens")):
-            own = [m for m in all_measures() if m.stimuli == what.kind]
-            done, total = 0, len(what.tokens)
-            longest = max(len(t) for t in what.tokens)
-            size = batch or max(1, BATCH_TOKENS // longest)
-            is_text = what is stimuli
-            stage(label, 0, total)
-            for part in sweep(
-                handle,
-                what,
-                own,
-                tests=tests if is_text else None,
-                layers=chosen,
-                batch=size,
-                seed=seed,
-                keep=KEPT_SEQUENCES if is_text else 0,
-            ):
-                merge(residuals, part.residuals)
-                require_known(handle, part.between)
-                shapes = [replace(info, between=part.between.get(info.layer, info.between)) for info in shapes]
-                certificate.require(residuals, handle.dtype, handle.architecture)
-                _require_finite(part.records)
-                rows += part.rows_checked
-                for name, frame in (("records", part.records), ("tests", part.tests), ("spectra", part.spectra)):
-                    if not frame.empty:
-                        frames[name].append(frame)
-                done += len(part.sequences)
-                stage(label, done, total)
-        found = []
-        if examples:
-            stage("strongest associations", 0, 1)
-            found = find_examples(handle, stimuli, norms, tests=tests, layers=chosen, seed=seed)
-            stage("strongest associations", 1, 1)
+        arguments = {
+            "context": max(len(t) for t in stimuli.tokens),
+            "sequences": len(stimuli.tokens),
+            "tests": "all" if tests is None else tests,
+            "layers": "all" if layers is None else sorted(layers),
+            "seed": seed,
+            "batch": batch or "auto",
+            "bos": bos,
+            "capture": capture,
+        }
+        columns = [column.name for measure in all_measures() for column in measure.columns]
+        this = work(handle, shapes, stimuli, "measure", arguments | {"columns": columns}) if resume else None
+        with kept_pieces(this) as pieces:
+            frames: dict[str, list[pd.DataFrame]] = {"records": [], "tests": [], "spectra": []}
+            residuals: dict[int, list[float]] = {}
+            rows = 0
+            for what, label in ((stimuli, "text sequences"), (probe, "repeated random tokens")):
+                own = [m for m in all_measures() if m.stimuli == what.kind]
+                done, total, is_text = 0, len(what.tokens), what is stimuli
+                stage(label, 0, total)
+                for part in certified(
+                    handle,
+                    what,
+                    own,
+                    tests=tests if is_text else None,
+                    layers=chosen,
+                    batch=batch,
+                    seed=seed,
+                    keep=KEPT_SEQUENCES if is_text else 0,
+                    pieces=pieces,
+                    name=label,
+                ):
+                    merge(residuals, part.residuals)
+                    shapes = [replace(info, between=part.between.get(info.layer, info.between)) for info in shapes]
+                    _require_finite(part.records)
+                    rows += part.rows_checked
+                    for name, frame in (("records", part.records), ("tests", part.tests), ("spectra", part.spectra)):
+                        if not frame.empty:
+                            frames[name].append(frame)
+                    done += len(part.sequences)
+                    stage(label, done, total)
+            found = []
+            if examples:
+                stage("strongest associations", 0, 1)
+                found = find_examples(handle, stimuli, norms, tests=tests, layers=chosen, seed=seed)
+                stage("strongest associations", 1, 1)
     records = pd.concat(frames["records"], ignore_index=True).sort_values(
         ["stimuli", "sequence", "layer", "head"], ascending=[False, True, True, True], ignore_index=True
     )
@@ -234,16 +249,6 @@ def measure(
     tested = pd.concat(frames["tests"], ignore_index=True)
     spectra = pd.concat(frames["spectra"], ignore_index=True).groupby(["layer", "kv_head", "rank"])["eigenvalue"].mean()
     measured = shapes_of(shapes, chosen)
-    arguments = {
-        "context": max(len(t) for t in stimuli.tokens),
-        "sequences": len(stimuli.tokens),
-        "tests": "all" if tests is None else tests,
-        "layers": "all" if layers is None else sorted(layers),
-        "seed": seed,
-        "batch": batch or "auto",
-        "bos": bos,
-        "capture": capture,
-    }
     manifest = describe_run(handle, shapes, measured, norms, stimuli, probe, records, arguments, command)
     if sequences is not None and sequences > len(stimuli.tokens):
         manifest["notes"].append(
@@ -359,9 +364,3 @@ def probe_length(handle: ModelHandle, wanted: int) -> int:
     """`wanted`, or what the model's positions and two copies of different tokens of its vocabulary allow."""
     different = ordinary_token_ids(vocabulary_of(handle), handle.vocabulary_size)
     return min(wanted, handle.max_context or wanted, 2 * len(different))
-
-
-def merge(residuals: dict[int, list[float]], more: dict[int, list[float]]) -> None:
-    """Keep the larger residual of each head, in place."""
-    for layer, row in more.items():
-        residuals[layer] = np.maximum(residuals.get(layer, row), row).tolist()

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, Literal
 
 import pandas as pd
 import torch
 
-from pavinterp.capture import certificate
-from pavinterp.capture.bridge_attention import hooked_points
-from pavinterp.capture.paths import hooked_anywhere, on_path
-from pavinterp.errors import UserError
-from pavinterp.manifest import describe_model
+from pavinterp.capture.paths import on_path
+from pavinterp.certified import certified, merge
+from pavinterp.manifest import work
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.pieces import Pieces, kept_pieces
 from pavinterp.progress import progress_to
-from pavinterp.run import BATCH_TOKENS, Progress, choose_layers, merge, shapes_of, stimuli_for
+from pavinterp.run import Progress, choose_layers, shapes_of, stimuli_for
 from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import LayerInfo, batches, inspect, require_known, sweep
+from pavinterp.sweep import LayerInfo, inspect, require_known
 
 CONTEXT = 256  # tokens a sequence where an experiment is not told
 
@@ -55,19 +52,7 @@ class Reading:
         Raises:
             UserError: there are hooks on the model: nothing tells whether they are those of the interrupted process.
         """
-        handle = self.handle
-        root = handle.model if handle.witness is None else handle.witness
-        hooked = hooked_points(handle.bridge) if handle.bridge is not None else hooked_anywhere(root)
-        if resume and (hooked or hooked_anywhere(root)):
-            raise UserError("resume with hooks on the model: what they do cannot be looked up; leave it out")
-        of = {
-            "experiment": experiment,
-            "model": describe_model(handle, self.shapes),
-            "text": self.text.token_hash,
-            "arguments": arguments,
-            "versions": {name: version(name) for name in ("pavinterp", "torch", "transformers")},
-        }
-        return kept_pieces(of, resume)
+        return kept_pieces(work(self.handle, self.shapes, self.text, experiment, arguments) if resume else None)
 
     def arguments(self, **own: Any) -> dict[str, Any]:
         """Arguments as they took effect, for the manifest: what was read, then the experiment's own."""
@@ -134,7 +119,7 @@ def certified_records(
 
     Args:
         handle, text, measures, layers, tests, seed, dtype: as for `sweep`.
-        batch: sequences a forward pass; None is about 4,096 tokens.
+        batch: as for `certified`.
         stage: called with `what`, sequences done and in all; None says nothing.
         what: the stage's name.
         pieces: where records of finished batches are kept; None keeps nothing.
@@ -142,28 +127,24 @@ def certified_records(
     Raises:
         UserError: the certificate fails, or something that is not a gate changes a layer's responses.
     """
-    size = batch or max(1, BATCH_TOKENS // max(len(tokens) for tokens in text.tokens))
-    pieces = Pieces() if pieces is None else pieces
-    order = batches(text, size)
-    frames = {i: frame for i in range(len(order)) if (frame := pieces.read(f"{what}-{size}-{i}")) is not None}
-    missing, residuals = [i for i in range(len(order)) if i not in frames], dict[int, list[float]]()
-    for frame in frames.values():
-        merge(residuals, {int(layer): of_heads for layer, of_heads in frame.attrs["residuals"].items()})
-    done = sum(len(order[i]) for i in frames)
+    frames, residuals, done = [], dict[int, list[float]](), 0
     if stage is not None:
-        stage(what, done, len(text.tokens))
-    found = sweep(
-        handle, text, measures, tests=tests, layers=layers, batch=size, seed=seed, dtype=dtype, skip=set(frames)
-    )
-    for i, part in zip(missing, found, strict=True):
+        stage(what, 0, len(text.tokens))
+    for part in certified(
+        handle,
+        text,
+        measures,
+        tests=tests,
+        layers=layers,
+        batch=batch,
+        seed=seed,
+        dtype=dtype,
+        pieces=pieces,
+        name=what,
+    ):
         merge(residuals, part.residuals)
-        require_known(handle, part.between)
-        certificate.require(residuals, handle.dtype, handle.architecture)
-        part.records.attrs = {"residuals": {str(layer): of_heads for layer, of_heads in part.residuals.items()}}
-        frames[i] = pieces.keep(f"{what}-{size}-{i}", part.records)
+        frames.append(part.records)
         done += len(part.sequences)
         if stage is not None:
             stage(what, done, len(text.tokens))
-    for frame in frames.values():
-        frame.attrs = {}
-    return pd.concat([frames[i] for i in range(len(order))], ignore_index=True), residuals
+    return pd.concat(frames, ignore_index=True), residuals

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from contextlib import nullcontext
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,41 +13,32 @@ import pandas as pd
 import torch
 
 from pavinterp import store
-from pavinterp.arguments import require_one_of, require_whole, require_yes_or_no, whole_numbers
+from pavinterp.arguments import require_yes_or_no
 from pavinterp.capture import certificate
-from pavinterp.capture.paths import on_path
 from pavinterp.certified import certified, merge
 from pavinterp.corpora import Corpus
-from pavinterp.corpora import corpus as read_corpus
 from pavinterp.errors import UserError
 from pavinterp.examples import examples as find_examples
 from pavinterp.experiment import Experiment, with_numbers
-from pavinterp.manifest import describe_run, work
+from pavinterp.manifest import describe_run
 from pavinterp.measures import all_measures
-from pavinterp.models import ModelHandle, load, untouched
+from pavinterp.models import ModelHandle
 from pavinterp.norms import find_norms
 from pavinterp.output import new_folder
-from pavinterp.pieces import kept_pieces
-from pavinterp.progress import progress_to
+from pavinterp.reading import Progress, check_arguments, reading, shapes_of, vocabulary_of
 from pavinterp.stimuli import (
-    BOS_POLICIES,
     MIN_TOKENS,
     Stimuli,
-    check_stimuli,
     ordinary_token_ids,
     repeated_random_tokens,
-    tokenise,
 )
-from pavinterp.sweep import LayerInfo, inspect, require_known
+from pavinterp.sweep import LayerInfo
 from pavinterp.tables import heads_table
 
-DEFAULT_CONTEXT = 1024
-DEFAULT_SEQUENCES = 64
+CONTEXT, SEQUENCES = 1024, 64  # where not told
 PROBE_SEQUENCES = 16  # of repeated random tokens
 PROBE_LENGTH = 257  # longest probe: BOS and two times 128 tokens
 KEPT_SEQUENCES = 8  # whose single tests the head pages show
-
-Progress = Callable[[str, int, int], None]  # stage, sequences done, sequences in all
 
 
 @dataclass(repr=False)
@@ -187,61 +177,62 @@ def measure(
     started = time.monotonic()
     layers, seed = check_arguments(tests, layers, seed, batch, bos, progress)
     require_yes_or_no("resume", resume)
-    handle = on_path(model if isinstance(model, ModelHandle) else load(model), capture)
-    shown = nullcontext(progress) if callable(progress) else progress_to(quiet=progress is False)
-    with shown as stage, untouched(handle.model):
-        shapes = inspect(handle)
-        chosen = choose_layers(shapes, layers)
-        require_known(handle, {info.layer: info.between for info in shapes_of(shapes, chosen)})
-        stimuli = stimuli_for(handle, corpus, context, sequences, bos, seed)
+    own = {"tests": "all" if tests is None else tests, "batch": batch or "auto"}
+    own |= {"seed": seed, "bos": bos, "capture": capture}
+    columns = [column.name for measure in all_measures() for column in measure.columns]
+    with (
+        reading(
+            model,
+            corpus,
+            context=context,
+            sequences=sequences,
+            usual_sequences=SEQUENCES,
+            usual_context=CONTEXT,
+            layers=layers,
+            seed=seed,
+            bos=bos,
+            capture=capture,
+            progress=progress,
+        ) as read,
+        read.pieces("measure", read.arguments(**own, columns=columns), resume) as pieces,
+    ):
+        handle, shapes, chosen, stimuli, stage = read.handle, read.shapes, read.layers, read.text, read.stage
+        arguments = read.arguments(**own)
         probe = _probe(handle, stimuli, bos, seed)
         norms = find_norms(handle, torch.from_numpy(stimuli.tokens[0][None, :MIN_TOKENS]).long().to(handle.device))
-        arguments = {
-            "context": max(len(t) for t in stimuli.tokens),
-            "sequences": len(stimuli.tokens),
-            "tests": "all" if tests is None else tests,
-            "layers": "all" if layers is None else sorted(layers),
-            "seed": seed,
-            "batch": batch or "auto",
-            "bos": bos,
-            "capture": capture,
-        }
-        columns = [column.name for measure in all_measures() for column in measure.columns]
-        this = work(handle, shapes, stimuli, "measure", arguments | {"columns": columns}) if resume else None
-        with kept_pieces(this) as pieces:
-            frames: dict[str, list[pd.DataFrame]] = {"records": [], "tests": [], "spectra": []}
-            residuals: dict[int, list[float]] = {}
-            rows = 0
-            for what, label in ((stimuli, "text sequences"), (probe, "repeated random tokens")):
-                own = [m for m in all_measures() if m.stimuli == what.kind]
-                done, total, is_text = 0, len(what.tokens), what is stimuli
-                stage(label, 0, total)
-                for part in certified(
-                    handle,
-                    what,
-                    own,
-                    tests=tests if is_text else None,
-                    layers=chosen,
-                    batch=batch,
-                    seed=seed,
-                    keep=KEPT_SEQUENCES if is_text else 0,
-                    pieces=pieces,
-                    name=label,
-                ):
-                    merge(residuals, part.residuals)
-                    shapes = [replace(info, between=part.between.get(info.layer, info.between)) for info in shapes]
-                    _require_finite(part.records)
-                    rows += part.rows_checked
-                    for name, frame in (("records", part.records), ("tests", part.tests), ("spectra", part.spectra)):
-                        if not frame.empty:
-                            frames[name].append(frame)
-                    done += len(part.sequences)
-                    stage(label, done, total)
-            found = []
-            if examples:
-                stage("strongest associations", 0, 1)
-                found = find_examples(handle, stimuli, norms, tests=tests, layers=chosen, seed=seed)
-                stage("strongest associations", 1, 1)
+        frames: dict[str, list[pd.DataFrame]] = {"records": [], "tests": [], "spectra": []}
+        residuals: dict[int, list[float]] = {}
+        rows = 0
+        for what, label in ((stimuli, "text sequences"), (probe, "repeated random tokens")):
+            measures = [m for m in all_measures() if m.stimuli == what.kind]
+            done, total, is_text = 0, len(what.tokens), what is stimuli
+            stage(label, 0, total)
+            for part in certified(
+                handle,
+                what,
+                measures,
+                tests=tests if is_text else None,
+                layers=chosen,
+                batch=batch,
+                seed=seed,
+                keep=KEPT_SEQUENCES if is_text else 0,
+                pieces=pieces,
+                name=label,
+            ):
+                merge(residuals, part.residuals)
+                shapes = [replace(info, between=part.between.get(info.layer, info.between)) for info in shapes]
+                _require_finite(part.records)
+                rows += part.rows_checked
+                for name, frame in (("records", part.records), ("tests", part.tests), ("spectra", part.spectra)):
+                    if not frame.empty:
+                        frames[name].append(frame)
+                done += len(part.sequences)
+                stage(label, done, total)
+        found = []
+        if examples:
+            stage("strongest associations", 0, 1)
+            found = find_examples(handle, stimuli, norms, tests=tests, layers=chosen, seed=seed)
+            stage("strongest associations", 1, 1)
     records = pd.concat(frames["records"], ignore_index=True).sort_values(
         ["stimuli", "sequence", "layer", "head"], ascending=[False, True, True, True], ignore_index=True
     )
@@ -275,77 +266,6 @@ def _require_finite(records: pd.DataFrame) -> None:
             f"layer {worst['layer']} head {worst['head']} writes more than float32 holds: check the weights, or "
             "measure in float64"
         )
-
-
-def check_arguments(
-    tests: Any, layers: Any, seed: Any, batch: Any, bos: Any, progress: Any
-) -> tuple[list[int] | None, int]:
-    """The layers and the seed as plain numbers, whatever kind of numbers they were given as.
-
-    Raises:
-        UserError: an argument that `measure` and the experiments share is none that they take.
-    """
-    if tests is not None:
-        require_whole("tests", tests, 1, " or None (every position)")
-    if batch is not None:
-        require_whole("batch", batch, 1)
-    require_whole("seed", seed, 0)
-    require_one_of("bos", bos, BOS_POLICIES)
-    if not (progress is None or progress is False or callable(progress)):
-        raise UserError(f"progress must be a function of (stage, done, total), None or False, got {progress!r:.40}")
-    return whole_numbers("layers", layers, 0), int(seed)
-
-
-def choose_layers(shapes: list[LayerInfo], layers: list[int] | None) -> set[int] | None:
-    """Layers to capture; None is all. UserError where one has no attention."""
-    if layers is None:
-        return None
-    known = {info.layer for info in shapes}
-    wrong = sorted(set(layers) - known)
-    if wrong or not layers:
-        raise UserError(f"layers {wrong or layers}: choose among the attention layers {min(known)} to {max(known)}")
-    return set(layers)
-
-
-def shapes_of(shapes: list[LayerInfo], layers: set[int] | None) -> list[LayerInfo]:
-    """Those of the layers that `choose_layers` gave."""
-    return [info for info in shapes if layers is None or info.layer in layers]
-
-
-def stimuli_for(
-    handle: ModelHandle, corpus: Any, context: int | None, sequences: int | None, bos: str, seed: int
-) -> Stimuli:
-    """What the model is to read: ready Stimuli, or a corpus cut into sequences. UserError where it cannot be read."""
-    if isinstance(corpus, Stimuli):
-        if context is not None or sequences is not None:
-            raise UserError("context= and sequences= with ready Stimuli: those are cut already; leave both out")
-        check_stimuli(corpus, handle.vocabulary_size, handle.max_context)
-        return corpus
-    documents = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
-    limit = handle.max_context
-    if limit is not None and limit < MIN_TOKENS:
-        raise UserError(f"{handle.name} has {limit} positions; a sequence needs at least {MIN_TOKENS}")
-    if context is None:
-        context = min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
-    require_whole("context", context, MIN_TOKENS)
-    if limit is not None and context > limit:
-        raise UserError(
-            f"context {context} is beyond the {limit} positions of {handle.name}; use --context {limit} or less"
-        )
-    return tokenise(
-        documents,
-        handle.tokenizer,
-        context=context,
-        sequences=DEFAULT_SEQUENCES if sequences is None else sequences,
-        bos=bos,
-        seed=seed,
-        vocabulary_size=handle.vocabulary_size,
-    )
-
-
-def vocabulary_of(handle: ModelHandle) -> Any:
-    """What random tokens are drawn from: the tokenizer, or the number of tokens where there is none."""
-    return handle.tokenizer or handle.vocabulary_size
 
 
 def _probe(handle: ModelHandle, stimuli: Stimuli, bos: str, seed: int) -> Stimuli:

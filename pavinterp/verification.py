@@ -18,7 +18,8 @@ from pavinterp.errors import UserError
 from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.positions import PADS, padding_change, position_scheme
-from pavinterp.run import choose_layers, probe_length, shapes_of, vocabulary_of
+from pavinterp.reading import choose_layers, shapes_of, vocabulary_of
+from pavinterp.run import probe_length
 from pavinterp.stimuli import Stimuli, repeated_random_tokens
 from pavinterp.sweep import inspect, sweep, without_attention
 

@@ -12,13 +12,12 @@ from pavinterp.arguments import require_whole, require_yes_or_no
 from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.cut_responses import chosen_heads, curves
 from pavinterp.experiments.needed import rank_correlations, summary
-from pavinterp.experiments.reading import certified_records, reading
 from pavinterp.experiments.resampling import interval_note
 from pavinterp.experiments.rivals import Rivals
 from pavinterp.manifest import describe_experiment
 from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle
-from pavinterp.run import Progress, check_arguments
+from pavinterp.reading import Progress, certified_records, check_arguments, reading
 
 SEQUENCES = 16
 COLUMNS = ("effective_load", "interference_load", "top_strength", *(column.name for column in Rivals.columns))

@@ -18,12 +18,11 @@ from pavinterp.experiments.cross_fitting import halves
 from pavinterp.experiments.cut_everywhere import STRONGEST, WINDOW, WINDOW_AND_FIRST, Cutter
 from pavinterp.experiments.cut_responses import KEPT, chosen_heads, curves
 from pavinterp.experiments.needed import kept_of
-from pavinterp.experiments.reading import certified_records, reading
 from pavinterp.experiments.resampling import interval, interval_note, resampled
 from pavinterp.manifest import describe_experiment
 from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle
-from pavinterp.run import Progress, check_arguments
+from pavinterp.reading import Progress, certified_records, check_arguments, reading
 from pavinterp.stimuli import Stimuli
 from pavinterp.sweep import LayerInfo
 

@@ -22,7 +22,7 @@ from pavinterp.experiments.interventions import logits, require_copies_alike, wi
 from pavinterp.experiments.predictions import Predictions
 from pavinterp.models import ModelHandle
 from pavinterp.pieces import Pieces
-from pavinterp.run import Progress
+from pavinterp.reading import Progress
 from pavinterp.stimuli import Stimuli
 from pavinterp.sweep import LayerInfo
 from pavinterp.trials import Trials

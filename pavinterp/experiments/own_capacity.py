@@ -17,13 +17,12 @@ from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.capacities import COLUMNS, ratios, tables
 from pavinterp.experiments.own_memories import LOADS, Retrieval, memories
 from pavinterp.experiments.random_weights import untrained
-from pavinterp.experiments.reading import certified_records, reading
 from pavinterp.experiments.resampling import interval_note
 from pavinterp.experiments.rules import choose_rules
 from pavinterp.manifest import describe_experiment
 from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle, load, untouched
-from pavinterp.run import Progress, check_arguments
+from pavinterp.reading import Progress, certified_records, check_arguments, reading
 from pavinterp.sweep import LayerInfo
 from pavinterp.tables import heads_table
 

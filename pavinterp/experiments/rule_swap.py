@@ -21,7 +21,6 @@ from pavinterp.experiments.association_terms import SumsOfSquares, variants
 from pavinterp.experiments.cut_responses import Factors, chosen_heads
 from pavinterp.experiments.fitted_rules import BEST, MEAN_US, Fitted, fit_rules
 from pavinterp.experiments.interventions import require_copies_alike
-from pavinterp.experiments.reading import certified_records, reading
 from pavinterp.experiments.resampling import interval, interval_note, means, resampled
 from pavinterp.experiments.rules import choose_rules
 from pavinterp.experiments.swap_orders import numbers_swapped, orders
@@ -31,7 +30,7 @@ from pavinterp.manifest import describe_experiment
 from pavinterp.measures.load import Load
 from pavinterp.models import ModelHandle
 from pavinterp.pieces import Pieces
-from pavinterp.run import Progress, check_arguments
+from pavinterp.reading import Progress, certified_records, check_arguments, reading
 from pavinterp.stimuli import Stimuli
 
 SEQUENCES = 16

@@ -16,10 +16,9 @@ from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.association_terms import SumsOfSquares, Variant, variants
 from pavinterp.experiments.cross_fitting import Judged, cross_fit, halves
-from pavinterp.experiments.reading import certified_records, reading
 from pavinterp.manifest import describe_experiment
 from pavinterp.models import ModelHandle
-from pavinterp.run import Progress, check_arguments
+from pavinterp.reading import Progress, certified_records, check_arguments, reading
 from pavinterp.tables import DRAWS, FEWEST_CLUSTERS, LEVEL, clusters_of, interval_words
 from pavinterp.theory.rules import RULES
 

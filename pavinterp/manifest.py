@@ -175,7 +175,10 @@ def notes_on(
             "language-model head."
         )
     if missing:
-        notes.append(f"Layers {missing} have no attention that could be captured; they are not in the tables.")
+        notes.append(
+            f"Layers {missing} have no attention that could be captured (none, or one that their code computes past "
+            f"transformers' registry); they are not in the tables."
+        )
     text = records[records["stimuli"] == "text"]
     silent = text.loc[text["effective_load"].isna(), ["layer", "head"]].drop_duplicates()
     if len(silent):

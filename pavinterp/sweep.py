@@ -296,7 +296,8 @@ def _require_right(handle: ModelHandle, rows: _Rows) -> None:
         if window:
             raise UserError(
                 f"{handle.architecture}: layer {layer}: the sliding window in its mask is not the one that its module "
-                "was made with: has the configuration been changed since? Make the model anew with it"
+                "names: has the configuration been changed since the model was made? Make it anew with that window (or "
+                "without one, where the model does not apply it)"
             )
 
 

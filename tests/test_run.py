@@ -297,8 +297,8 @@ def test_the_command_of_a_run_from_python_makes_it_again(tmp_path, monkeypatch):
 def test_a_run_on_what_is_in_memory_says_which_call_made_it():
     run = measure(tiny.gpt2(), [np.arange(40)] * 2, context=16, tests=None, layers=[1], examples=False)
     assert run.manifest["command"] == (
-        "pi.measure(<GPT2LMHeadModel in memory>, <token ids in memory>, context=16, sequences=4, tests=None, "
-        "layers=[1], seed=0)"
+        "pi.measure(<GPT2LMHeadModel in memory>, <token ids in memory>, context=16, sequences=4, layers=[1], "
+        "tests=None, seed=0)"
     )
 
 

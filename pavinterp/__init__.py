@@ -23,9 +23,10 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.experiments import linearisation_cost as linearisation_cost
     from pavinterp.experiments import memory_capacity as memory_capacity
     from pavinterp.experiments import needed_associations as needed_associations
+    from pavinterp.measuring import measure as measure
+    from pavinterp.measuring import measure_shard as measure_shard
     from pavinterp.models import load as load
     from pavinterp.run import Run as Run
-    from pavinterp.run import measure as measure
     from pavinterp.stimuli import repeated_random_tokens as repeated_random_tokens
     from pavinterp.stimuli import tokenise as tokenise
     from pavinterp.tables import describe as describe
@@ -45,7 +46,8 @@ _HOME = {
     "explain": "experiments",
     "linearisation_cost": "experiments",
     "load": "models",
-    "measure": "run",
+    "measure": "measuring",
+    "measure_shard": "measuring",
     "memory_capacity": "experiments",
     "needed_associations": "experiments",
     "plots": "plots",

@@ -36,6 +36,7 @@ def certified(
     dtype: torch.dtype = torch.float32,
     pieces: Pieces | None = None,
     name: str = "",
+    shard: tuple[int, int] = (1, 1),
 ) -> Iterator[Batch]:
     """What `sweep` yields, batch after batch, each once its certificate holds and all between is known.
 
@@ -44,6 +45,7 @@ def certified(
         batch: as for `batch_size`.
         pieces: where finished batches are kept; None keeps nothing.
         name: of the sweep among the pieces.
+        shard: (i, N) takes the i-th of every N batches, i from 1.
 
     Raises:
         UserError: the certificate fails, or something that is not a gate changes a layer's responses.
@@ -51,7 +53,8 @@ def certified(
     pieces, size = Pieces() if pieces is None else pieces, batch_size(stimuli, batch)
     order = batches(stimuli, size)
     names = [f"{name}-{size}-{i}" for i in range(len(order))]
-    kept = {i: part for i, indices in enumerate(order) if (part := _read(pieces, names[i], indices)) is not None}
+    mine = range(shard[0] - 1, len(order), shard[1])
+    kept = {i: part for i in mine if (part := _read(pieces, names[i], order[i])) is not None}
     fresh = sweep(
         handle,
         stimuli,
@@ -62,17 +65,17 @@ def certified(
         seed=seed,
         keep=keep,
         dtype=dtype,
-        skip=set(kept),
+        skip=set(range(len(order))) - set(mine) | set(kept),
     )
     residuals: dict[int, list[float]] = {}
-    for i, of_batch in enumerate(names):
+    for i in mine:
         part = kept.pop(i, None)
         if part is None:
             part = next(fresh)
             merge(residuals, part.residuals)
             require_known(handle, part.between)
             certificate.require(residuals, handle.dtype, handle.architecture)
-            _keep(pieces, of_batch, part)
+            _keep(pieces, names[i], part)
         yield part
 
 

@@ -36,11 +36,13 @@ from pavinterp.options import (
     Out,
     Overwrite,
     Pages,
+    Parts,
     Quiet,
     Resume,
     Revision,
     Seed,
     Sequences,
+    Shard,
     Tests,
     TextField,
     Tokenizer,
@@ -50,6 +52,7 @@ from pavinterp.options import (
     name_of,
     parse_layers,
     parse_names,
+    parse_shard,
     parse_tests,
 )
 
@@ -117,6 +120,8 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         others: With = None,
         batch: Batch = None,
         resume: Resume = True,
+        parts: Parts = None,
+        shard: Shard = None,
         capture: Capture = "auto",
         device: Device = "auto",
         dtype: Dtype = "float32",
@@ -137,7 +142,9 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         experiments = parse_names(others) or []
         if wrong := [name for name in experiments if name not in EXPERIMENTS]:
             raise UserError(f"--with {','.join(wrong)}: choose among {', '.join(EXPERIMENTS)}")
-        check_folder(where, overwrite)  # before the work, not after it
+        share = parse_shard(shard, parts)
+        if share is None:
+            check_folder(where, overwrite)  # before the work, not after it
         folder = Path(os.path.expanduser(where))
         if paged is not None and not with_pages:
             raise UserError("--pages: measure writes no pages; use report, or leave it out")
@@ -149,21 +156,20 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         with progress_to(quiet=quiet) as progress:
             text, handle = read_text(ctx.params, progress), load_model(ctx.params, progress)
             check_pages(paged, chosen_layers, handle.model.config)
+            same: dict[str, Any] = {name: ctx.params[name] for name in ("context", "sequences", "seed", "batch", "bos")}
+            same |= {"tests": number_of_tests, "layers": chosen_layers, "capture": capture, "progress": progress}
+            if share is not None:
+                done = pi.measure_shard(handle, text, shard=share, parts=Path(os.path.expanduser(str(parts))), **same)
+                print(f"shard {shard}: {done} batches are in {parts}; without --shard the same command takes them up")
+                return
             run = pi.measure(
                 handle,
                 text,
-                context=context,
-                sequences=sequences,
-                tests=number_of_tests,
-                layers=chosen_layers,
-                seed=seed,
-                batch=batch,
-                bos=bos,
-                capture=capture,
                 examples=with_pages,
                 resume=resume,
-                progress=progress,
+                parts=None if parts is None else os.path.expanduser(parts),
                 command=ctx.obj["command"],
+                **same,
             )
             for name in experiments:
                 run.add(

@@ -154,7 +154,7 @@ def work(
         raise UserError("resume with hooks on the model: what they do cannot be looked up; leave it out")
     return {
         "what": what,
-        "model": describe_model(handle, shapes),
+        "model": describe_model(handle, shapes) | {"device": handle.device.type},  # any one of several
         "text": stimuli.token_hash,
         "arguments": arguments,
         "versions": {name: version(name) for name in ("pavinterp", "torch", "transformers")},

@@ -102,6 +102,18 @@ Resume = Annotated[
         "--resume/--no-resume", help="Go on where the same command was interrupted; finished parts are in the cache."
     ),
 ]
+Parts = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER", help="Where finished parts are kept, and those of shards are taken from."),
+]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        metavar="i/N",
+        help="Measure the i-th of N shares only and leave it in --parts; the same command without --shard then puts "
+        "them together.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
@@ -139,6 +151,22 @@ def parse_layers(text: str | None, option: str = "--layers") -> list[int] | None
             raise UserError(f"{option} {text}: give layer numbers from 0 and ranges, such as 0,3,5-8")
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return sorted(found)
+
+
+def parse_shard(text: str | None, parts: str | None) -> tuple[int, int] | None:
+    """`2/8` is (2, 8); None stays None.
+
+    Raises:
+        UserError: anything else, a share that is none of so many, or nowhere to leave it.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserError(f"--shard {text:.20}: give i/N, i from 1 to N, such as 2/8")
+    if parts is None:
+        raise UserError("--shard leaves its share in a folder that the others see too: give --parts FOLDER")
+    return int(match[1]), int(match[2])
 
 
 def check_pages(pages: list[int] | None, layers: list[int] | None, config: Any) -> None:

@@ -14,8 +14,10 @@ from typing import Any
 
 import pandas as pd
 
+from pavinterp.errors import UserError
 from pavinterp.exits import one_line
 from pavinterp.gguf_cache import cache_root
+from pavinterp.output import write_file
 
 
 class Pieces:
@@ -71,26 +73,33 @@ class Pieces:
 
 
 @contextmanager
-def kept_pieces(of: dict[str, Any] | None) -> Iterator[Pieces]:
+def kept_pieces(of: dict[str, Any] | None, parts: Path | None = None, *, stay: bool = False) -> Iterator[Pieces]:
     """Pieces of one piece of work, removed when it is done; they stay where it is broken off.
 
     Args:
         of: all that the frames depend on, for `json`: only work that is the same in all of it takes up the pieces. None
             keeps and reads nothing.
+        parts: the folder to keep them in, one for each work; None is in the user's cache.
+        stay: whether they stay when this process has done its share.
+
+    Raises:
+        UserError: `parts` cannot be written.
     """
     if of is None:
         yield Pieces()
         return
-    digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
-    folder = cache_root() / "unfinished" / digest[:32]
+    text = json.dumps(of, indent=2, sort_keys=True)
+    folder = (cache_root() / "unfinished" if parts is None else parts) / hashlib.sha256(text.encode()).hexdigest()[:32]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "of.json").write_text(json.dumps(of, indent=2, sort_keys=True), encoding="utf-8")
+        write_file(folder / "of.json", text)
     except OSError as error:
+        if parts is not None:
+            raise UserError(f"finished parts cannot be kept in {parts}: {one_line(error, 120)}") from error
         warnings.warn(f"finished parts are not kept ({one_line(error, 120)}): set PAVINTERP_CACHE", stacklevel=1)
         yield Pieces()
         return
-    if any(folder.glob("*.parquet")):
+    if parts is None and any(folder.glob("*.parquet")):
         warnings.warn(
             "goes on where the same work was interrupted (--no-resume, or resume=False, begins anew)", stacklevel=1
         )
@@ -99,4 +108,5 @@ def kept_pieces(of: dict[str, Any] | None) -> Iterator[Pieces]:
     except KeyboardInterrupt as error:
         error.add_note("finished parts are kept, the same command goes on from there")
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    if not stay:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
@@ -51,13 +52,22 @@ class Reading:
         """The layers that the experiment is about."""
         return shapes_of(self.shapes, self.layers)
 
-    def pieces(self, experiment: str, arguments: dict[str, Any], resume: bool) -> AbstractContextManager[Pieces]:
-        """Finished parts of this experiment: of an earlier process that was interrupted, and to be kept by this one.
+    def pieces(
+        self, what: str, arguments: dict[str, Any], resume: bool, parts: Path | None = None, *, stay: bool = False
+    ) -> AbstractContextManager[Pieces]:
+        """Finished parts of this work: of other processes (interrupted ones, or shards), and to be kept by this one.
+
+        Args:
+            what: the experiment.
+            arguments: all that its numbers depend on beside model and text.
+            resume: False keeps and reads nothing.
+            parts, stay: as for `kept_pieces`.
 
         Raises:
             UserError: there are hooks on the model: nothing tells whether they are those of the interrupted process.
         """
-        return kept_pieces(work(self.handle, self.shapes, self.text, experiment, arguments) if resume else None)
+        of = work(self.handle, self.shapes, self.text, what, arguments) if resume else None
+        return kept_pieces(of, parts, stay=stay)
 
     def arguments(self, **own: Any) -> dict[str, Any]:
         """Arguments as they took effect, for the manifest: what was read, then the experiment's own."""

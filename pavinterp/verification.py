@@ -16,10 +16,10 @@ from pavinterp.capture.paths import TRANSFORMER_LENS, capture_for, forward, on_p
 from pavinterp.certified import merge
 from pavinterp.errors import UserError
 from pavinterp.measures import all_measures
+from pavinterp.measuring import probe_length
 from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.positions import PADS, padding_change, position_scheme
 from pavinterp.reading import choose_layers, shapes_of, vocabulary_of
-from pavinterp.run import probe_length
 from pavinterp.stimuli import Stimuli, repeated_random_tokens
 from pavinterp.sweep import inspect, sweep, without_attention
 

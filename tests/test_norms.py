@@ -19,8 +19,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import pavinterp as pi
 from pavinterp.capture.paths import on_path
+from pavinterp.measuring import measure
 from pavinterp.norms import find_norms, is_norm, norm_gain
-from pavinterp.run import measure
 
 TOKENS = torch.arange(3, 11)[None]
 NORMED = (

@@ -15,8 +15,8 @@ from real_models import real_model
 import pavinterp as pi
 from pavinterp.capture.paths import on_path, path_of
 from pavinterp.measures import all_measures
+from pavinterp.measuring import measure
 from pavinterp.models import untouched
-from pavinterp.run import measure
 from pavinterp.sweep import sweep
 from pavinterp.verification import verify
 

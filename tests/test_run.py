@@ -19,8 +19,9 @@ from pavinterp.capture.paths import forward
 from pavinterp.cli import main
 from pavinterp.errors import UserError
 from pavinterp.measures import all_measures
+from pavinterp.measuring import measure
 from pavinterp.models import untouched
-from pavinterp.run import Run, measure
+from pavinterp.run import Run
 from pavinterp.stimuli import Stimuli
 from pavinterp.verification import verify
 

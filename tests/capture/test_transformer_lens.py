@@ -20,8 +20,8 @@ from pavinterp.capture.call import trials
 from pavinterp.capture.output_projection import output_weight, write_factor
 from pavinterp.capture.paths import capture_for, forward, on_path
 from pavinterp.errors import UserError
+from pavinterp.measuring import measure
 from pavinterp.models import ModelHandle
-from pavinterp.run import measure
 from pavinterp.verification import verify
 
 LENGTH = 32  # tokens a sequence: four windows

@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from pavinterp.errors import UserError
 from pavinterp.exits import one_line
 from pavinterp.gguf_cache import cache_root
 from pavinterp.output import write_file
+
+FORGOTTEN = 30 * 24 * 3600  # seconds after which parts in the cache that nobody has come back for are removed
 
 
 class Pieces:
@@ -60,6 +63,7 @@ class Pieces:
         path = self.folder / f"{name}.parquet"
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)  # another process may have done the same work and left
             frame.to_parquet(partial)
             partial.replace(path)  # whole, or not there
         except OSError as error:
@@ -99,6 +103,8 @@ def kept_pieces(of: dict[str, Any] | None, parts: Path | None = None, *, stay: b
         warnings.warn(f"finished parts are not kept ({one_line(error, 120)}): set PAVINTERP_CACHE", stacklevel=1)
         yield Pieces()
         return
+    if parts is None:
+        _forget(folder.parent)
     if parts is None and any(folder.glob("*.parquet")):
         warnings.warn(
             "goes on where the same work was interrupted (--no-resume, or resume=False, begins anew)", stacklevel=1
@@ -110,3 +116,11 @@ def kept_pieces(of: dict[str, Any] | None, parts: Path | None = None, *, stay: b
         raise
     if not stay:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _forget(unfinished: Path) -> None:
+    """Remove what was interrupted long ago."""
+    for folder in unfinished.iterdir():
+        with suppress(OSError):  # another process may be doing the same
+            if time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir())) > FORGOTTEN:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -133,7 +133,7 @@ def test_a_cache_that_cannot_be_written_costs_the_parts_alone(tmp_path, monkeypa
     monkeypatch.setenv("PAVINTERP_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="finished parts are not kept"), kept_pieces({"x": 1}) as pieces:
         assert pieces.frame("one", lambda: pd.DataFrame({"x": [1]}))["x"].tolist() == [1]
-    pieces = Pieces(tmp_path / "gone")
+    pieces = Pieces(tmp_path / "file" / "in the way")
     with pytest.warns(UserWarning, match="not kept any more"):
         pieces.frame("one", lambda: pd.DataFrame({"x": [1]}))
 
@@ -158,3 +158,14 @@ def test_a_killed_command_goes_on(tmp_path, cache):
     assert again.returncode == 0
     assert "note: goes on where the same work was interrupted" in again.stderr
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_parts_that_nobody_came_back_for_are_removed(monkeypatch, cache):
+    interrupted("needed", 2, monkeypatch)
+    (old,) = cache.iterdir()
+    run("swap", resume=True)
+    assert old.exists()
+    for path in (*old.iterdir(), old):
+        os.utime(path, (0, 0))
+    run("swap", resume=True)
+    assert not list(cache.iterdir())

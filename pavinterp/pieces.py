@@ -67,7 +67,8 @@ class Pieces:
             frame.to_parquet(partial)
             partial.replace(path)  # whole, or not there
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             self.folder = None
             warnings.warn(
                 f"finished parts are not kept any more ({one_line(error, 120)}): if interrupted, all begins anew",

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from pavinterp import __version__
 from pavinterp.command_steps import load_model, quiet_libraries, read_text
 from pavinterp.errors import UserError
-from pavinterp.experiment_commands import COMMANDS, EXPERIMENTS
+from pavinterp.experiment_commands import COMMANDS, EXPERIMENTS, first_look
 from pavinterp.options import (
     Batch,
     Bos,
@@ -118,6 +118,7 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         layers: Layers = None,
         pages: Pages = None,
         others: With = None,
+        fast: Annotated[bool, typer.Option("--fast", help="Experiments of --with as first looks only.")] = False,
         batch: Batch = None,
         resume: Resume = True,
         parts: Parts = None,
@@ -151,9 +152,10 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
 
         import pavinterp as pi
         from pavinterp import terminal
+        from pavinterp.pieces import until_all_is_done
 
         quiet_libraries()
-        with progress_to(quiet=quiet) as progress:
+        with progress_to(quiet=quiet) as progress, until_all_is_done():
             text, handle = read_text(ctx.params, progress), load_model(ctx.params, progress)
             check_pages(paged, chosen_layers, handle.model.config)
             same: dict[str, Any] = {name: ctx.params[name] for name in ("context", "sequences", "seed", "batch", "bos")}
@@ -172,21 +174,13 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
                 **same,
             )
             for name in experiments:
-                run.add(
-                    getattr(pi, EXPERIMENTS[name])(
-                        handle,
-                        text,
-                        context=None if context is None else min(context, 256),
-                        sequences=None if sequences is None else min(sequences, 16),
-                        layers=chosen_layers,
-                        seed=seed,
-                        bos=bos,
-                        capture=capture,
-                        resume=resume,
-                        progress=progress,
-                        command=ctx.obj["command"],
-                    )
-                )
+                less: dict[str, Any] = first_look(name, handle) if fast else {}
+                for option, most in (("context", 256), ("sequences", 16)):
+                    if same[option] is not None:
+                        less[option] = min(same[option], less.get(option, most))
+                of_all = {option: same[option] for option in ("layers", "seed", "bos", "capture", "progress")}
+                experiment = getattr(pi, EXPERIMENTS[name])
+                run.add(experiment(handle, text, resume=resume, command=ctx.obj["command"], **of_all, **less))
             with progress.stage(f"writing {folder}"):
                 if with_pages:
                     run.report(folder, overwrite=overwrite, pages=paged)

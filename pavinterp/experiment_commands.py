@@ -5,9 +5,10 @@ Each declares its options in its signature; those that all of them have are read
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,6 +42,9 @@ from pavinterp.options import (
     parse_tests,
 )
 
+if TYPE_CHECKING:
+    from pavinterp.models import ModelHandle
+
 EXPERIMENTS = {
     "rules": "explain",
     "capacity": "memory_capacity",
@@ -50,9 +54,12 @@ EXPERIMENTS = {
 }
 """Commands that `report --with` takes, and the function of each."""
 
+RULE_NAMES = "covariance,decay,delta,feature_map,gated_delta,hebbian,oja,pseudoinverse,softmax"
+"""Keys of `pavinterp.theory.rules.RULES`, for the help, which imports nothing heavy."""
+
 FIRST_LOOK: dict[str, dict[str, Any]] = {
     "rules": {"context": 128, "sequences": 8, "rules": ["covariance", "delta"]},
-    "capacity": {"sequences": 8, "rules": ["hebbian", "softmax"]},
+    "capacity": {"context": 128, "sequences": 8, "rules": ["hebbian", "softmax"], "control": False},
     "needed": {"context": 128, "sequences": 8, "heads": 16},
     "swap": {"context": 128, "sequences": 8, "rules": ["covariance"]},
     "budget": {"context": 128, "sequences": 16, "by": "load"},
@@ -80,8 +87,6 @@ def _found(
     if "rules" in options:
         arguments["rules"] = parse_names(options["rules"])
     arguments |= own
-    if options["fast"]:
-        arguments |= {name: value for name, value in FIRST_LOOK[command].items() if not _is_given(ctx, name)}
     file = None if options["csv"] is None else check_file(options["csv"], options["overwrite"])
 
     import pavinterp as pi
@@ -92,13 +97,24 @@ def _found(
     quiet_libraries()
     with progress_to(quiet=options["quiet"]) as progress:
         text, handle = read_text(options, progress), load_model(options, progress)
-        if options["fast"] and arguments["context"] is not None and not _is_given(ctx, "context"):
-            arguments["context"] = min(arguments["context"], handle.max_context or arguments["context"])
+        if options["fast"]:
+            quick = first_look(command, handle)
+            arguments |= {name: value for name, value in quick.items() if not _is_given(ctx, name)}
         experiment = getattr(pi, EXPERIMENTS[command])
         found = experiment(handle, text, **arguments, progress=progress, command=ctx.obj["command"])
     if file is not None:
         write_file(file, table(found).to_csv())
+        if not options["quiet"]:
+            print(f"written: {file}", file=sys.stderr)
     return found
+
+
+def first_look(command: str, handle: ModelHandle) -> dict[str, Any]:
+    """What an experiment takes for a first look at a model, which may have fewer positions."""
+    quick = dict(FIRST_LOOK[command])
+    if "context" in quick:
+        quick["context"] = min(quick["context"], handle.max_context or quick["context"])
+    return quick
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
@@ -121,9 +137,7 @@ def rules(
     bos: Bos = "auto",
     tests: Tests = "32",
     layers: Layers = None,
-    rules: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Rules, such as covariance,delta; all if not given.")
-    ] = None,
+    rules: Annotated[str | None, typer.Option(metavar="LIST", help=f"Of {RULE_NAMES}; all if not given.")] = None,
     by: Annotated[str, typer.Option(metavar="head|layer", help="What a line of the printed table is.")] = "head",
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head and rule, all columns.")
@@ -147,7 +161,7 @@ def rules(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say which learning rule explains each head of a model.
+    """Say which learning rule explains each head.
 
     R^2 of the head's response beyond the mean of what it sees, one gain a head and rule, fitted on one half of the text
     and judged on the other; how much is linear at all, and which of the linear memories comes closest. Seconds a layer
@@ -174,9 +188,7 @@ def capacity(
     sequences: FewSequences = None,
     bos: Bos = "auto",
     layers: Layers = None,
-    rules: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Rules, such as hebbian,softmax; all if not given.")
-    ] = None,
+    rules: Annotated[str | None, typer.Option(metavar="LIST", help=f"Of {RULE_NAMES}; all if not given.")] = None,
     control: Annotated[
         bool, typer.Option("--control/--no-control", help="Measure the same architecture with random weights too.")
     ] = True,
@@ -186,7 +198,11 @@ def capacity(
     overwrite: ReplaceFile = False,
     batch: Batch = None,
     fast: Annotated[
-        bool, typer.Option("--fast", help="A first look: 8 sequences, hebbian and softmax; what is given counts.")
+        bool,
+        typer.Option(
+            "--fast",
+            help="A first look: 8 sequences of 128 tokens, hebbian and softmax, no control; what is given counts.",
+        ),
     ] = False,
     resume: Resume = True,
     capture: Capture = "auto",
@@ -199,7 +215,7 @@ def capacity(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Count how many of its own associations a memory of each head holds.
+    """Count what a memory of each head holds.
 
     Memories of 1, 2, 3, ... of the head's own pairs, by each learning rule and by its softmax, probed with stored CSs
     and with the head's own test stimuli; beside the theorem, isotropic CSs and the same architecture with random
@@ -246,7 +262,7 @@ def needed(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Count the associations of each head that the model's predictions rest on.
+    """Count what predictions rest on, by head.
 
     One head at a time, each response is cut down to its strongest associations; printed beside the effective load, with
     the rank correlation of the two and of the load's rivals. About twenty forward passes a head and sequence.
@@ -272,7 +288,7 @@ def swap(
     layers: Layers = None,
     rules: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Rules, such as covariance,oja; covariance, decay and delta if not given."),
+        typer.Option(metavar="LIST", help=f"Of {RULE_NAMES}; covariance,decay,delta if not given."),
     ] = None,
     csv: CsvOfHeads = None,
     overwrite: ReplaceFile = False,
@@ -290,7 +306,7 @@ def swap(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say what a model loses where a head becomes a linear memory.
+    """Say what a linear memory for a head costs.
 
     Each head's response is replaced by that of a learning rule, one gain a head and rule, fitted on one half of the
     text and used on the other: rise of the next-token loss by head, by layer, and for all heads; the loss as more and
@@ -340,7 +356,7 @@ def budget(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find how few associations each head can keep for a given loss.
+    """Find how few associations heads can keep.
 
     Budgets are chosen on one half of the text with all heads cut at once, and judged on the other, against the same
     number for every head and against the last positions alone. They bound what sparse attention must read, and the KV

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shlex
 from dataclasses import asdict
@@ -15,9 +16,9 @@ from pavinterp import __version__
 from pavinterp.capture import certificate
 from pavinterp.capture.bridge_attention import has_hooks, hooked_points
 from pavinterp.capture.gate import GATE
-from pavinterp.capture.paths import TRANSFORMER_LENS, hooked_anywhere, path_of
+from pavinterp.capture.paths import TRANSFORMER_LENS, few_tokens, forward, hooked_anywhere, path_of
 from pavinterp.errors import UserError
-from pavinterp.models import ModelHandle
+from pavinterp.models import ModelHandle, fingerprint, untouched
 from pavinterp.norms import Norms
 from pavinterp.stimuli import Stimuli
 from pavinterp.sweep import LayerInfo, without_attention
@@ -151,14 +152,30 @@ def work(
     """
     hooked = hooked_anywhere(handle.model) if handle.bridge is None else hooked_points(handle.bridge)
     if hooked or handle.witness is not None:
-        raise UserError("resume with hooks on the model: what they do cannot be looked up; leave it out")
+        raise UserError(
+            "resume with hooks on the model: what they do cannot be looked up; begin anew (resume=False, --no-resume)"
+        )
+    live = handle.source in ("live", "bridge")
+    weights = fingerprint(handle.model, buffers=live)
+    text = hashlib.sha256(stimuli.document.tobytes())
+    for ids in stimuli.tokens:
+        text.update(ids.tobytes() + b"|")
     return {
         "what": what,
         "model": describe_model(handle, shapes) | {"device": handle.device.type},  # any one of several
-        "text": stimuli.token_hash,
+        "weights": weights,
+        "states": _probe_hash(handle) if live else None,
+        "text": text.hexdigest(),
         "arguments": arguments,
         "versions": {name: version(name) for name in ("pavinterp", "torch", "transformers")},
     }
+
+
+def _probe_hash(handle: ModelHandle) -> str:
+    """What a model in memory makes of a few tokens: active adapters and attributes show in it alone."""
+    with untouched(handle.model):
+        states = forward(handle, few_tokens(handle))
+    return hashlib.sha256(states.float().cpu().numpy().tobytes()).hexdigest()
 
 
 def notes_on(

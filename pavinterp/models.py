@@ -299,22 +299,37 @@ def _live(model: Any, tokenizer: PreTrainedTokenizerBase | str | bool | None) ->
     return ModelHandle(model, tokenizer, name, "bridge" if bridge is not None else "live", fingerprint(model), bridge)
 
 
-def fingerprint(model: PreTrainedModel, samples: int = 64) -> str:
+def fingerprint(model: PreTrainedModel, *, buffers: bool = False) -> str:
     """SHA-256 ("sha256:...") of a model in memory: its configuration, and of each parameter the name, shape and values.
 
-    `samples` values a parameter, evenly spaced from the first to the last, so that it costs nothing.
+    Args:
+        model: in memory; what is on the meta device counts by name and shape.
+        buffers: whether those count too: rotary frequencies and the like, which another machine may compute otherwise.
     """
+    digest = hashlib.sha256(model.config.to_json_string().encode())
+    for name, tensor in [*model.named_parameters(), *(model.named_buffers() if buffers else ())]:
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        for plain in _plain_tensors(tensor.detach()):
+            if not plain.is_meta and plain.numel():
+                digest.update(_checksum(plain).to_bytes(8, "little", signed=True))
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    """64 bits of a tensor's bytes, computed where it lies: its words, mixed with their places, added up."""
     import torch
 
-    digest = hashlib.sha256(model.config.to_json_string().encode())
-    for name, parameter in model.named_parameters():
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        for plain in _plain_tensors(parameter.detach()):
-            if not plain.is_meta and plain.numel():
-                spaced = torch.linspace(0, plain.numel() - 1, samples, dtype=torch.float64, device="cpu").long()
-                values = plain.reshape(-1)[spaced.to(plain.device)]
-                digest.update(values.float().cpu().numpy().tobytes())
-    return f"sha256:{digest.hexdigest()}"
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    flat = flat if flat.storage_offset() % 8 == 0 else flat.clone()
+    whole = len(flat) // 8 * 8
+    parts = [*flat[:whole].view(torch.int64).split(2**20), flat[whole:].to(torch.int64)]
+    place = torch.arange(len(parts[0]) + 8, device=flat.device)
+    multiplier, total = place * -7046029254386353131 | 1, 0
+    for part in parts:  # products wrap around, as a hash's do
+        mixed = (part + place[: len(part)]) * multiplier[: len(part)]
+        mixed ^= mixed >> 29
+        total = (total * 6364136223846793005 + int(mixed.sum()) + 1) % 2**64
+    return total - 2**63
 
 
 def _plain_tensors(tensor: Any) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from pavinterp.exits import one_line
 from pavinterp.gguf_cache import cache_root
 from pavinterp.output import write_file
 
+DIGEST = hashlib.sha256().digest_size
 FORGOTTEN = 30 * 24 * 3600  # seconds after which parts in the cache that nobody has come back for are removed
 
 
@@ -45,12 +48,16 @@ class Pieces:
 
     def read(self, name: str) -> pd.DataFrame | None:
         """The frame of this name, or None where it is not there (whole)."""
-        path = None if self.folder is None else self.folder / f"{name}.parquet"
+        path = None if self.folder is None else self.folder / f"{name}.part"
         if path is None or not path.is_file():
             return None
         try:
-            frame = pd.read_parquet(path)
-        except (OSError, ValueError):  # cut short, or of another version
+            content = path.read_bytes()
+            digest, table = content[:DIGEST], content[DIGEST:]
+            if hashlib.sha256(table).digest() != digest:  # parquet itself notices half of the bits that flip
+                raise ValueError("another checksum")
+            frame = pd.read_parquet(io.BytesIO(table))
+        except (OSError, ValueError):  # cut short, damaged, or of another version
             path.unlink(missing_ok=True)
             return None
         self.found += 1
@@ -60,11 +67,12 @@ class Pieces:
         """The frame, which `read` gives from now on."""
         if self.folder is None:
             return frame
-        path = self.folder / f"{name}.parquet"
+        path = self.folder / f"{name}.part"
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)  # another process may have done the same work and left
-            frame.to_parquet(partial)
+            table = frame.to_parquet()
+            partial.write_bytes(hashlib.sha256(table).digest() + table)
             partial.replace(path)  # whole, or not there
         except OSError as error:
             with suppress(OSError):
@@ -106,17 +114,38 @@ def kept_pieces(of: dict[str, Any] | None, parts: Path | None = None, *, stay: b
         return
     if parts is None:
         _forget(folder.parent)
-    if parts is None and any(folder.glob("*.parquet")):
+    if parts is None and any(folder.glob("*.part")):
         warnings.warn(
             "goes on where the same work was interrupted (--no-resume, or resume=False, begins anew)", stacklevel=1
         )
     try:
         yield Pieces(folder)
     except KeyboardInterrupt as error:
-        error.add_note("finished parts are kept, the same command goes on from there")
+        if finished := len(list(folder.glob("*.part"))):
+            error.add_note(f"{finished} finished parts are kept, the same command goes on from there")
         raise
-    if not stay:
+    if stay:
+        return
+    waiting = _waiting.get()
+    if waiting is None:
         shutil.rmtree(folder, ignore_errors=True)
+    else:
+        waiting.append(folder)
+
+
+_waiting: ContextVar[list[Path] | None] = ContextVar("pavinterp_waiting", default=None)
+
+
+@contextmanager
+def until_all_is_done() -> Iterator[None]:
+    """Inside, pieces of finished work stay until the block ends: what comes after it may be interrupted too."""
+    token = _waiting.set([])
+    try:
+        yield
+        for folder in _waiting.get() or ():
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        _waiting.reset(token)
 
 
 def _forget(unfinished: Path) -> None:

@@ -18,6 +18,8 @@ from pavinterp.theory.capacity import (
 DRAWS = 1_000
 LEVEL = 0.95
 FEWEST_CLUSTERS = 8  # percentile intervals from fewer clusters are too narrow to print
+COVERED = ((12, 88), (16, 91), (24, 92), (30, 93))
+"""Under so many clusters, the percentage that "95 %" is, for means of normal numbers (simulated; skewed ones less)."""
 
 DERIVED = {
     "kv_head": ("index", "KV head that this query head reads; heads that share one share its CSs."),
@@ -119,7 +121,9 @@ def interval_words(unit: str, number: int) -> str:
             f"{FEWEST_CLUSTERS} give intervals that are too narrow."
         )
     why = " (all of one document)" if unit == "sequences" else ""
-    few = " With so few to resample they are somewhat too narrow." if number < 30 else ""
+    covered = next((share for most, share in COVERED if number < most), None)
+    few = f" With so few to resample they hold the truth in about {covered} % of cases" if covered else ""
+    few += ", fewer where numbers are skewed." if covered else ""
     return f"95 % percentile intervals of a bootstrap over {number} {unit}{why}, {DRAWS:,} draws.{few}"
 
 

@@ -8,7 +8,8 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from pavinterp.errors import UserError
 
@@ -35,7 +36,9 @@ def sorted_heads(heads: pd.DataFrame, column: str | None, top: int | None) -> pd
             known = [*heads.index.names, *heads.columns]
             near = difflib.get_close_matches(column, known, n=1)
             near += [name for name in known if column in name]  # "load" is in effective_load
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            ends = ("_lo", "_hi")
+            plain = [name for name in known if not name.endswith(ends)]
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(plain)}"
             raise UserError(f"--sort {column}: no such column; {hint}")
         heads = heads.sort_values(column, ascending=column in TEXT_COLUMNS, kind="stable", na_position="last")
     return heads if top is None else heads.head(top)
@@ -156,7 +159,7 @@ def print_capacity(found: Capacity) -> None:
         ("softmax", "tests", "centred", "trained"),
     ]
     table: Any = found.memories.xs("euclidean", level="metric")
-    rows: dict[Any, Any] = table[["capacity", "capacity_lo", "capacity_hi"]].to_dict("index")
+    rows: dict[Any, Any] = table[["capacity", "capacity_lo", "capacity_hi", "largest"]].to_dict("index")
     there = {key[2:] for key in rows}  # what comes after layer and head
     shown = [(rule, probe, cs, weights) for rule, probe, cs, weights in shown if (probe, rule, cs, weights) in there]
     titles = [" ".join(words).replace(" centred", "").replace(" trained", "") for words in shown]
@@ -165,19 +168,29 @@ def print_capacity(found: Capacity) -> None:
         cells = []
         for rule, probe, cs, weights in shown:
             row = rows[head["layer"], head["head"], probe, rule, cs, weights]
-            cells.append(_with_interval(row, "capacity", number))
+            cells.append(_with_interval(row, "capacity", partial(_at_most, row["largest"])))
         bounds = [number(float(head[name])) for name in ("capacity_average", "own_capacity_average")]
         print(
             f"{head['layer']:>5} {head['head']:>4} {bounds[0]:>6} {bounds[1]:>6}"
             + "".join(f"{cell:>26}" for cell in cells)
         )
+    print("\nmedian over heads:")
+    every = found.memories[["capacity", "largest"]].dropna()
+    for key, of_heads in every.groupby(level=["probe", "rule", "cs", "metric", "weights"]):
+        words = "{1}, {0}, {2} CSs, {3} metric, {4} weights".format(*cast(Any, key))
+        print(f"{_at_most(of_heads['largest'].max(), float(of_heads['capacity'].median())):>7}  {words}")
     print(
-        "Associations at which the squared fidelity of memories of the head's own pairs falls to 1/2 (inf: not within "
+        "Associations at which the squared fidelity of memories of the head's own pairs falls to 1/2 (>: not within "
         "the context), probed with stored CSs or with the head's own tests; N_avg: the theorem for isotropic CSs; own: "
         "for the spectrum of the head's CSs; isotropic: random CSs, the head's USs; random: the same architecture with "
         f"random weights. {found.manifest['intervals']}",
         file=sys.stderr,
     )
+
+
+def _at_most(largest: float, capacity: float) -> str:
+    """A capacity, or that it is beyond the largest load that was probed."""
+    return f"> {largest:.0f}" if capacity == float("inf") else number(capacity)
 
 
 def print_needed(found: Needed) -> None:
@@ -234,9 +247,12 @@ def print_swap(found: Swapped) -> None:
         print(line(f"{row['layer']:>5} {row['head']:>4}", row) + f"{load:>16}  {best}")
     for row in found.layers.reset_index().to_dict("records"):
         print(line(f"{row['layer']:>5}  all", row))
-    print(line("all heads ", found.total.iloc[0]))
+    print(line(f"all {len(found.heads):>6}", found.total.iloc[0]))
     print("\nrank correlation over heads with the cost:")
-    for row in found.correlations.reset_index().to_dict("records"):
+    only_best = (
+        {"best"} if {"best", "covariance", "mean_us"} == {name.removeprefix("cost_") for name in rules} else set()
+    )
+    for row in found.correlations.drop(index=list(only_best), level="rule").reset_index().to_dict("records"):
         print(f"{row['rule']:>16} {row['predictor']:>28} {_with_interval(row, 'rank_correlation'):>22}")
     if found.curve is not None:
         print("\nrise of the loss with so many heads swapped for their best rule, by order:")
@@ -249,7 +265,11 @@ def print_swap(found: Swapped) -> None:
             )
     loss, text = found.manifest["loss"], found.manifest["corpus"]
     print(
-        f"cost: rise of the next-token loss, nats per token, over {share(loss['nats_per_token'])} of the whole model; "
+        f"cost: rise of the next-token loss, nats per token, over {share(loss['nats_per_token'])} of the whole model, "
+        "where a head (all of a layer, all) responds as a rule: best is the linear rule that fits the head best, "
+        "mean_us the mean of what it sees, no association at all; worth: the cost of mean_us. r2: how well the best "
+        "rule fits. Orders: cost (cheapest first, found on the other half), load (lightest first), load_descending, "
+        "random (mean of eight orders in which every head is early and late alike); "
         f"gains fitted on one half of the text and used on the other; {len(found.heads)} heads, "
         f"{text['sequences']} sequences of {text['context']} tokens. {found.manifest['intervals']}",
         file=sys.stderr,

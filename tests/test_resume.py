@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from architectures import build
 from test_run import stimuli
 
@@ -62,7 +64,7 @@ def interrupted(name, after, monkeypatch):
         patch.setattr(Pieces, "keep", counted)
         with pytest.raises(KeyboardInterrupt) as error:
             run(name, resume=True)
-    assert error.value.__notes__ == ["finished parts are kept, the same command goes on from there"]
+    assert error.value.__notes__ == [f"{len(set(made))} finished parts are kept, the same command goes on from there"]
     return made
 
 
@@ -71,7 +73,7 @@ def interrupted(name, after, monkeypatch):
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(name, after, monkeypatch, cache):
     made = interrupted(name, after, monkeypatch)
     (folder,) = cache.iterdir()
-    assert len(set(made)) == len(list(folder.glob("*.parquet")))
+    assert len(set(made)) == len(list(folder.glob("*.part")))
     found_again = []
     read = Pieces.read
 
@@ -116,6 +118,90 @@ def test_hooks_and_words_are_refused():
         run("swap", resume="yes")
 
 
+def lora(model):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["o_proj"], task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(model, config)
+    adapted.add_adapter("other", config)
+    return adapted.eval()
+
+
+def one_weight(model):
+    model.model.layers[1].self_attn.o_proj.weight.data[5, 5] += 3
+
+
+def a_buffer(model):
+    model.model.rotary_emb.inv_freq.mul_(1.1)
+
+
+def an_attribute(model):
+    model.model.layers[0].self_attn.scaling *= 2
+
+
+def an_adapter(model):
+    model.set_adapter("other")
+
+
+def no_adapter(model):
+    model.base_model.disable_adapter_layers()
+
+
+@pytest.mark.parametrize("change", [one_weight, a_buffer, an_attribute, an_adapter, no_adapter])
+def test_a_model_changed_in_memory_is_another(change, monkeypatch, recwarn):
+    model = build("llama")
+    if change in (an_adapter, no_adapter):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = lora(model)
+    keep = Pieces.keep
+
+    def counted(self, key, frame):
+        if self.folder is not None and len(list(self.folder.glob("*.part"))) == 4:
+            raise KeyboardInterrupt
+        return keep(self, key, frame)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pieces, "keep", counted)
+        with pytest.raises(KeyboardInterrupt):
+            pi.needed_associations(pi.load(model), TEXT, progress=False, resume=True)
+    change(model)
+    found = pi.needed_associations(pi.load(model), TEXT, progress=False, resume=True)
+    assert not [warning for warning in recwarn if "goes on" in str(warning.message)]
+    expected = pi.needed_associations(pi.load(model), TEXT, progress=False)
+    pd.testing.assert_frame_equal(found.curves, expected.curves, check_exact=True)
+
+
+@pytest.mark.parametrize("name", ["swap", "budget", "rules"])
+def test_other_documents_are_another_text(name, monkeypatch, recwarn):
+    interrupted(name, 3, monkeypatch)
+    function, own, tables = EXPERIMENTS[name]
+    text = replace(TEXT, document=np.array([0, 0, 0, 0, 1, 1, 2, 3]))
+    found, expected = (
+        function(pi.load(build("llama")), text, progress=False, resume=resume, **own) for resume in (True, False)
+    )
+    assert not [warning for warning in recwarn if "goes on" in str(warning.message)]
+    for table in tables:
+        pd.testing.assert_frame_equal(getattr(found, table), getattr(expected, table), check_exact=True)
+
+
+def test_hooks_of_transformers_only_look():
+    model = build("llama")
+    model(torch.arange(5)[None], output_hidden_states=True)  # its hooks stay
+    assert any(module._forward_hooks for module in model.modules())
+    pi.needed_associations(pi.load(model), TEXT, layers=[0], progress=False, resume=True)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    pieces = Pieces(tmp_path)
+    frame = pd.DataFrame({"x": np.linspace(0, 1, 40), "layer": np.arange(40)})
+    content = bytearray((pieces.keep("one", frame), (tmp_path / "one.part").read_bytes())[1])
+    for bit in np.random.default_rng(0).integers(0, 8 * len(content), 300).tolist():
+        flipped = content.copy()
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "one.part").write_bytes(flipped)
+        assert pieces.read("one") is None
+
+
 def test_a_part_that_was_cut_short_is_made_again(tmp_path):
     pieces = Pieces(tmp_path)
     frame = pd.DataFrame({"x": [0.1, np.nan, np.inf]}, index=pd.Index([3, 1, 2], name="place"))
@@ -123,7 +209,7 @@ def test_a_part_that_was_cut_short_is_made_again(tmp_path):
     pd.testing.assert_frame_equal(pieces.frame("one", lambda: frame), frame)
     pd.testing.assert_frame_equal(pieces.frame("one", lambda: None), frame)
     assert pieces.found == 1
-    (tmp_path / "one.parquet").write_bytes((tmp_path / "one.parquet").read_bytes()[:100])
+    (tmp_path / "one.part").write_bytes((tmp_path / "one.part").read_bytes()[:100])
     pd.testing.assert_frame_equal(pieces.frame("one", lambda: frame), frame)
     assert pieces.found == 1
 
@@ -148,12 +234,12 @@ def test_a_killed_command_goes_on(tmp_path, cache):
     process = subprocess.Popen(
         [*command, str(tmp_path / "a.csv")], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
-    while process.poll() is None and not list(cache.glob("*/needed-0-2.parquet")):
+    while process.poll() is None and not list(cache.glob("*/needed-0-2.part")):
         pass
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (tmp_path / "a.csv").exists()
-    assert list(cache.glob("*/*.parquet"))
+    assert list(cache.glob("*/*.part"))
     again = subprocess.run([*command, str(tmp_path / "a.csv"), "-q"], env=environment, capture_output=True, text=True)
     assert again.returncode == 0
     assert "note: goes on where the same work was interrupted" in again.stderr

@@ -78,8 +78,12 @@ def hooked_points(bridge: TransformerBridge) -> list[str]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether anything is registered on a module (a hook point) that sees or changes what passes it."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether anything is registered on a module (a hook point) that sees or changes what passes it.
+
+    transformers' own hooks, which stay on a model once it was asked for hidden states or router logits, only look.
+    """
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return any(not (getattr(hook, "__module__", None) or "").startswith("transformers.") for hook in hooks)
 
 
 def consumed(attention: AttentionBridge, seen: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pavinterp.arguments import require_whole, require_yes_or_no
+from pavinterp.capture import certificate
 from pavinterp.experiment import Experiment, definitions
 from pavinterp.experiments.cut_responses import chosen_heads, curves
 from pavinterp.experiments.needed import rank_correlations, summary
@@ -123,15 +124,26 @@ def needed_associations(
         measures: list[Any] = [Load(), Rivals()]
         theirs = {layer for layer, _ in every}
         numbers, residuals = certified_records(
-            read.handle, read.text, measures, layers=theirs, tests=None, batch=1, seed=seed
+            read.handle,
+            read.text,
+            measures,
+            layers=theirs,
+            tests=None,
+            batch=1,
+            seed=seed,
+            stage=read.stage,
+            what="loads",
+            pieces=pieces,
         )
         frame = curves(read.handle, read.text, every, renormalise=renormalise, progress=read.stage, pieces=pieces)
     means = numbers.groupby(["layer", "head"])[list(COLUMNS)].mean()
+    # logits that differ by what the certificate forgives differ by a divergence of its square
+    least = certificate.tolerance(read.handle.dtype) ** 2
     note = interval_note(frame)
     arguments = read.arguments(**own)
     return Needed(
-        heads=summary(frame, seed).join(means),
-        correlations=rank_correlations(frame, numbers, list(COLUMNS), seed=seed),
+        heads=summary(frame, seed, least).join(means),
+        correlations=rank_correlations(frame, numbers, list(COLUMNS), seed=seed, least=least),
         curves=frame,
         manifest=describe_experiment(read.handle, read.shapes, read.text, arguments, residuals, note, command),
     )

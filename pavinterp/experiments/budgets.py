@@ -145,7 +145,16 @@ def association_budget(
             raise UserError("a budget is found on sequences of one length; cut the text with a context")
         first, second = split(text, seed)
         records, residuals = certified_records(
-            handle, text, [Load()], layers=read.layers, tests=None, batch=1, seed=seed
+            handle,
+            text,
+            [Load()],
+            layers=read.layers,
+            tests=None,
+            batch=1,
+            seed=seed,
+            stage=stage,
+            what="loads",
+            pieces=pieces,
         )
         mine = records[records["sequence"].isin(first)]
         heads = mine.groupby(["layer", "head"])[["effective_load"]].mean()

@@ -72,6 +72,9 @@ def curves(
         raise UserError("needed associations are counted on sequences of one length; cut the text with a context")
     kept = [m for m in KEPT if m < length]
     pieces = Pieces() if pieces is None else pieces
+    progress = (lambda *_: None) if progress is None else progress
+    label, total = "heads cut to their strongest associations", len(heads) * len(stimuli.tokens)
+    progress(label, 0, total)
     means = mean_responses(handle, stimuli, heads)
     blocks = blocks_of(handle)
     factors: Factors = {}
@@ -97,8 +100,7 @@ def curves(
             frame = pieces.frame(f"needed-{sequence}-{layer}", divergences)
             frames.append(frame.assign(sequence=sequence, document=int(stimuli.document[sequence])))
             done += len(mine)
-            if progress is not None:
-                progress("heads cut to their strongest associations", done, len(heads) * len(stimuli.tokens))
+            progress(label, done, total)
     columns = ["layer", "head", "sequence", "kept", "divergence", "loss_change", "document"]
     return pd.concat(frames, ignore_index=True)[columns]
 

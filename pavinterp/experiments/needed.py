@@ -15,7 +15,13 @@ SHARES = (0.20, 0.10, 0.05, 0.02)
 """Shares of the ablation's divergence that a cut response may leave; 0.05 is the headline."""
 
 
-def needed(divergence: npt.NDArray[np.float64], ablated: float, kept: npt.NDArray[np.int64], share: float) -> float:
+def needed(
+    divergence: npt.NDArray[np.float64],
+    ablated: float,
+    kept: npt.NDArray[np.int64],
+    share: float,
+    least: float = 0.0,
+) -> float:
     """The number of associations at which the divergence has fallen to `share` of the ablation's, interpolated.
 
     The first crossing, by a straight line in the logarithms of both; a divergence under a hundredth of the level counts
@@ -27,8 +33,9 @@ def needed(divergence: npt.NDArray[np.float64], ablated: float, kept: npt.NDArra
         ablated: that of the mean ablation.
         kept: increasing, from 1.
         share: in (0, 1).
+        least: what a divergence must be more than to be one, nats: rounding gives some too.
     """
-    if not ablated > 0:
+    if not ablated > least:
         return float("nan")
     level = share * ablated
     below = np.flatnonzero(divergence <= level)
@@ -42,7 +49,7 @@ def needed(divergence: npt.NDArray[np.float64], ablated: float, kept: npt.NDArra
     return float(np.exp(np.log(kept[first - 1]) + step * np.log(kept[first] / kept[first - 1])))
 
 
-def summary(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+def summary(frame: pd.DataFrame, seed: int = 0, least: float = 0.0) -> pd.DataFrame:
     """One row a head: `needed_20`, `needed_10`, `needed_5`, `needed_2` associations, each with its interval.
 
     Curves are means over sequences; intervals (`_lo`, `_hi`) the 95 % percentile bootstrap over documents, or sequences
@@ -52,7 +59,7 @@ def summary(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     for key, curve in _curves_of(frame, weights):
         row = {"ablation": float(curve[0][0])}
         for share in SHARES:
-            values = np.array([needed(c[1:], c[0], kept_of(frame), share) for c in curve])
+            values = np.array([needed(c[1:], c[0], kept_of(frame), share, least) for c in curve])
             name = f"needed_{100 * share:.0f}"
             row[name] = values[0]
             row[f"{name}_lo"], row[f"{name}_hi"] = interval(values[1:])
@@ -63,7 +70,12 @@ def summary(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
 
 
 def rank_correlations(
-    frame: pd.DataFrame, records: pd.DataFrame, columns: list[str], share: float = 0.05, seed: int = 0
+    frame: pd.DataFrame,
+    records: pd.DataFrame,
+    columns: list[str],
+    share: float = 0.05,
+    seed: int = 0,
+    least: float = 0.0,
 ) -> pd.DataFrame:
     """How numbers measured on the same sequences rank the heads, against the associations they need.
 
@@ -73,6 +85,7 @@ def rank_correlations(
         columns: of the records.
         share: of the ablation's divergence that is left.
         seed: of the bootstrap.
+        least: as for `needed`.
 
     Returns:
         One row a column: `rank_correlation` (Spearman, over heads) with its interval, `ratio` (median over heads of
@@ -80,7 +93,9 @@ def rank_correlations(
         for. Endless needed associations rank last. Intervals as in `summary`: heads are all of those cut, not a sample.
     """
     weights, kept = resampled(frame, seed), kept_of(frame)
-    counts = {key: [needed(c[1:], c[0], kept, share) for c in curve] for key, curve in _curves_of(frame, weights)}
+    counts = {
+        key: [needed(c[1:], c[0], kept, share, least) for c in curve] for key, curve in _curves_of(frame, weights)
+    }
     need = np.array(list(counts.values()))  # [heads, 1 + draws]
     rows = {}
     for column in columns:

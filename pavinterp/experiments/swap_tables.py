@@ -99,21 +99,23 @@ def correlations(
 
     Draws resample clusters; heads are all of those swapped, not a sample. Costs of draws are noisier than the estimate,
     and noise moves ranks in one direction where it is larger in some heads than in others: an interval need not be
-    centred on its estimate.
+    centred on its estimate. Heads without associations to explain (R^2 NaN) are left out.
     """
     by = ["layer", "head"]
-    loads = {name: means(numbers, by, name, weights).to_numpy() for name in PREDICTORS}
-    cost = {rule: means(costs[costs["rule"] == rule], by, "cost", weights).to_numpy() for rule in rules}
+    # the costs of heads without an association to explain are rounding
+    hold = ~np.isnan(next(iter(fitted.r2.values()))[:, 0])
+    loads = {name: means(numbers, by, name, weights).to_numpy()[hold] for name in PREDICTORS}
+    cost = {rule: means(costs[costs["rule"] == rule], by, "cost", weights).to_numpy()[hold] for rule in rules}
     rows = {}
     for rule in rules:
         if rule == "softmax":  # its cost is rounding
             continue
         predictors = dict(loads)
         if rule in fitted.r2:
-            predictors["r2"] = fitted.r2[rule]
+            predictors["r2"] = fitted.r2[rule][hold]
         elif rule == BEST:
             linear = [r2 for name, r2 in fitted.r2.items() if name != "softmax"]
-            predictors["r2"] = np.max(linear, axis=0)
+            predictors["r2"] = np.max(linear, axis=0)[hold]
         if rule != MEAN_US:
             predictors["worth"] = cost[MEAN_US]
         for name, values in predictors.items():

@@ -41,6 +41,10 @@ def test_a_head_whose_uss_are_one_has_no_numbers_made_of_rounding(bias, dtype):
         assert held.loc[(0, head), ["capacity", "error_free"]].isna().all(axis=None)
         assert np.isnan(explained.heads.loc[(0, head), ["linearity", "best_r2"]].astype(float)).all()
         assert np.isnan(cost.heads.loc[(0, head), "r2_covariance"])
+    needed_here = pi.needed_associations(handle, TEXT, layers=[0], progress=False)
+    assert needed_here.heads["needed_5"].isna().tolist() == [True, True, False, False]
+    assert (needed_here.correlations["heads"] == 2).all()
+    assert cost.correlations.index.size
     assert held.loc[(0, 2), "error_free"].notna().all()
     assert explained.heads.loc[(0, 2), "linearity"] > 0
     assert cost.heads.loc[(0, 2), "r2_covariance"] > 0

@@ -286,7 +286,8 @@ without a network. It writes bad Shakespeare and is of no other use.
   decay 0.1, gradient norm at most 1. About an hour on 2 CPU cores.
 - **Held-out loss**: {last["held_out_loss"]:.2f} nats a token in full contexts (uniform guessing:
   {math.log(VOCABULARY):.2f}).
-- **Circuits**: on random tokens repeated once (context {CONTEXT}) the best previous-token score of a head is
+- **Circuits**: on random tokens repeated once (context {CONTEXT}; reports use 257 tokens,
+  on which both are higher) the best previous-token score of a head is
   {last["previous_token_score"]:.2f} and the best induction score {last["induction_score"]:.2f}; the loss on the
   repetition is {last["repeated_random_loss"]:.2f} nats.
 - **Licence**: weights and text are shipped under the project's licence; the text itself is in the public domain.

@@ -324,7 +324,8 @@ def print_verification(result: dict[str, Any]) -> None:
     print(f"{result['model']} ({result['architecture']}, {result['dtype']}): {answer}, by {result['path']}")
     print(f"largest relative residual {result['largest']:.1e}, tolerance {result['tolerance']:.0e}; {future}")
     agreement, limit = result["agreement"], result["agreement_tolerance"]
-    print(f"loads of sequences read one by one differ from those of a batch, relatively, by {result['batch_change']:.1e} (tolerance {limit:.0e})")
+    apart = f"{result['batch_change']:.1e} (tolerance {limit:.0e})"
+    print(f"loads of sequences read one by one differ from those of a batch, relatively, by {apart}")
     if agreement is None:
         print(f"no second path: {result['no_other_path']}")
     else:

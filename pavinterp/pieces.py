@@ -144,6 +144,10 @@ def until_all_is_done() -> Iterator[None]:
         yield
         for folder in _waiting.get() or ():
             shutil.rmtree(folder, ignore_errors=True)
+    except KeyboardInterrupt as error:
+        if _waiting.get() and not hasattr(error, "__notes__"):
+            error.add_note("what was measured is kept, the same command goes on from there")
+        raise
     finally:
         _waiting.reset(token)
 

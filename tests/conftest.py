@@ -31,6 +31,12 @@ def one_thread() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
+@pytest.fixture(autouse=True)
+def nothing_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each test, and each command that it starts, with a cache of its own: one that stops leaves parts to none."""
+    monkeypatch.setenv("PAVINTERP_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture(scope="session")
 def demo() -> ModelHandle:
     """The embedded model. Shared by all tests of a process: leave it as it is."""

@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -135,6 +135,7 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         as_json: Json = False,
         quiet: Quiet = False,
     ) -> None:
+        from pavinterp.cache import alone
         from pavinterp.output import check_folder
         from pavinterp.progress import progress_to
 
@@ -155,7 +156,8 @@ def _measuring(with_pages: bool) -> Callable[..., None]:
         from pavinterp.pieces import until_all_is_done
 
         quiet_libraries()
-        with progress_to(quiet=quiet) as progress, until_all_is_done():
+        only = nullcontext() if share is not None else alone(folder)
+        with only, progress_to(quiet=quiet) as progress, until_all_is_done():
             text, handle = read_text(ctx.params, progress), load_model(ctx.params, progress)
             check_pages(paged, chosen_layers, handle.model.config)
             same: dict[str, Any] = {name: ctx.params[name] for name in ("context", "sequences", "seed", "batch", "bos")}

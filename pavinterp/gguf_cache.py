@@ -6,12 +6,12 @@ import contextlib
 import io
 import logging
 import math
-import os
 import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pavinterp.cache import cache_root
 from pavinterp.errors import UserError
 from pavinterp.exits import is_out_of_memory, one_line
 from pavinterp.model_checks import check_decoder, check_loaded
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
-
-
-def cache_root() -> Path:
-    """Folder for what is kept between runs: `$PAVINTERP_CACHE`, else the user's cache folder on this platform."""
-    from platformdirs import user_cache_path
-
-    chosen = os.environ.get("PAVINTERP_CACHE")
-    return Path(chosen).expanduser() if chosen else user_cache_path("pavinterp", appauthor=False)
 
 
 def dequantised_folder(path: Path) -> tuple[Path, str]:

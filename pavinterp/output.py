@@ -1,14 +1,19 @@
-"""Folders that appear whole or not at all: written beside their place, then renamed into it."""
+"""Folders that appear whole or not at all: written beside their place, then renamed into it.
+
+What a killed process left half way is put right by the next one that writes there.
+"""
 
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from pavinterp.errors import UserError
 
@@ -47,8 +52,9 @@ def new_folder(path: str | os.PathLike[str], overwrite: bool = False) -> Iterato
         parent.mkdir(exist_ok=True)
         partial = _sibling(target, "partial")
         try:
-            yield partial
-            _put(partial, target, overwrite)
+            with _lock(partial, wait=False):  # it says that somebody is at work on it
+                yield partial
+                _put(partial, target, overwrite)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -79,7 +85,8 @@ def check_folder(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     try:
         target = target.resolve()
         if target.parent.is_dir():
-            with _one_at_a_time(target.parent):  # not while another process puts its run there
+            with _lock(target.parent):  # not while another process puts its run there
+                _tidy(target)
                 if os.path.lexists(target):
                     _check_replaceable(target, overwrite)
         holder = target.parent if target.parent.exists() else target.parent.parent
@@ -130,7 +137,9 @@ def _check_replaceable(target: Path, overwrite: bool) -> None:
     if not is_run(target):
         raise UserError(f"{target} exists and is not a pavinterp run, so it is never replaced: choose another name")
     if not overwrite:
-        raise UserError(f"{target} exists: replace it with --overwrite (overwrite=True) or choose another name")
+        made = _manifest(target).get("command")
+        how = f" (made by `{made:.150}`)" if isinstance(made, str) else ""
+        raise UserError(f"{target} exists{how}: replace it with --overwrite (overwrite=True) or choose another name")
     if target in (here := Path.cwd(), *here.parents):
         raise UserError(
             f"{target} is the folder you are in and cannot be replaced: go elsewhere, or choose another name"
@@ -143,11 +152,15 @@ def _check_replaceable(target: Path, overwrite: bool) -> None:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder was written by pavinterp: its manifest.json names the version that did."""
+    return "pavinterp_version" in _manifest(folder)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(manifest, dict) and "pavinterp_version" in manifest
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def _foreign(run: Path) -> str | None:
@@ -174,7 +187,7 @@ def _sibling(target: Path, role: str) -> Path:
 
 def _put(partial: Path, target: Path, overwrite: bool) -> None:
     """Rename `partial` to `target`; what stands there goes only after that. Other processes wait meanwhile."""
-    with _one_at_a_time(target.parent):
+    with _lock(target.parent):
         if not os.path.lexists(target):
             partial.rename(target)
             return
@@ -190,18 +203,37 @@ def _put(partial: Path, target: Path, overwrite: bool) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def _tidy(target: Path) -> None:
+    """Put right what killed processes left beside `target`; its parent is locked meanwhile."""
+    for old in sorted(target.parent.glob(f".{glob.escape(target.name)}.old-*")):
+        if os.path.lexists(target):
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(target)  # killed between the two renames of `_put`
+    for partial in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
+        with suppress(OSError), _lock(partial, wait=False) as locked:
+            if locked:  # whoever made it is gone
+                shutil.rmtree(partial, ignore_errors=True)
+
+
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder itself, which leaves no file behind; where the system has no such locks, none."""
+def _lock(folder: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock on a folder itself, which leaves no file behind and ends with the process.
+
+    Yields:
+        whether it is held: False where another process holds it (and `wait` is False), or the system has none.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
-        yield
+        yield False
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems cannot
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        held = False
+        with suppress(OSError):  # held by another, or a network file system that cannot
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            held = True
+        yield held
     finally:
         os.close(descriptor)

@@ -17,9 +17,9 @@ from typing import Any
 
 import pandas as pd
 
+from pavinterp.cache import cache_root
 from pavinterp.errors import UserError
 from pavinterp.exits import one_line
-from pavinterp.gguf_cache import cache_root
 from pavinterp.output import write_file
 
 DIGEST = hashlib.sha256().digest_size
@@ -40,8 +40,8 @@ class Pieces:
     def frame(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """The frame of this name, read or made; its index, dtypes and `attrs` are those that `make` gave.
 
-        One that cannot be read is made again; where there is no room to keep one, a warning says so once, and the work
-        goes on without.
+        One that is damaged is named, set aside and made again; where there is no room to keep one, a warning says so
+        once, and the work goes on without.
         """
         frame = self.read(name)
         return self.keep(name, make()) if frame is None else frame
@@ -57,8 +57,14 @@ class Pieces:
             if hashlib.sha256(table).digest() != digest:  # parquet itself notices half of the bits that flip
                 raise ValueError("another checksum")
             frame = pd.read_parquet(io.BytesIO(table))
-        except (OSError, ValueError):  # cut short, damaged, or of another version
-            path.unlink(missing_ok=True)
+        except (OSError, ValueError) as error:  # cut short, damaged, or of another version
+            aside = path.with_name(f"{path.name}.damaged")
+            with suppress(OSError):
+                path.replace(aside)
+            warnings.warn(
+                f"{path} is damaged ({one_line(error, 120)}): set aside as {aside.name} and measured again",
+                stacklevel=1,
+            )
             return None
         self.found += 1
         return frame
@@ -92,17 +98,19 @@ def kept_pieces(of: dict[str, Any] | None, parts: Path | None = None, *, stay: b
     Args:
         of: all that the frames depend on, for `json`: only work that is the same in all of it takes up the pieces. None
             keeps and reads nothing.
-        parts: the folder to keep them in, one for each work; None is in the user's cache.
+        parts: the folder to keep them in, which holds those of no other work; None is in the user's cache.
         stay: whether they stay when this process has done its share.
 
     Raises:
-        UserError: `parts` cannot be written.
+        UserError: `parts` cannot be written, or holds parts of other work.
     """
     if of is None:
         yield Pieces()
         return
     text = json.dumps(of, indent=2, sort_keys=True)
     folder = (cache_root() / "unfinished" if parts is None else parts) / hashlib.sha256(text.encode()).hexdigest()[:32]
+    if parts is not None:
+        _require_no_others(parts, folder, of)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / "of.json", text)
@@ -131,6 +139,32 @@ def kept_pieces(of: dict[str, Any] | None, parts: Path | None = None, *, stay: b
         shutil.rmtree(folder, ignore_errors=True)
     else:
         waiting.append(folder)
+
+
+def _require_no_others(parts: Path, folder: Path, of: dict[str, Any]) -> None:
+    """UserError where `parts` holds those of other work: shards of which one was given another argument."""
+    for path in parts.glob("*/of.json"):
+        if path.parent == folder:
+            continue
+        try:
+            there = _leaves(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # being written, or removed by the process that finished it
+            continue
+        here = _leaves(json.loads(json.dumps(of)))
+        differ = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
+        said = [f"{name} {there.get(name)!s:.40} there, {here.get(name)!s:.40} here" for name in differ]
+        raise UserError(
+            f"{parts} holds parts of other work ({'; '.join(said[:3])}{'; ...' if len(said) > 3 else ''}): give the "
+            "same arguments, or another folder"
+        )
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"arguments": {"seed": 0}}` is `{"arguments.seed": 0}`."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
 
 
 _waiting: ContextVar[list[Path] | None] = ContextVar("pavinterp_waiting", default=None)

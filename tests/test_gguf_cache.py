@@ -123,12 +123,6 @@ def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "set PAVINTERP_CACHE to a folder that can be written" in refused(tiny.gguf_file(tmp_path / "tiny.gguf"))
 
 
-def test_cache_of_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PAVINTERP_CACHE")
-    assert gguf_cache.cache_root().name == "pavinterp"
-    assert gguf_cache.cache_root().is_absolute()
-
-
 @pytest.mark.parametrize(("content", "says"), [(b"", "is empty"), (b"PK\x03\x04" + bytes(99), "does not start as")])
 def test_not_a_gguf_file(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "bad.gguf").write_bytes(content)

@@ -136,6 +136,49 @@ def test_overwrite_keeps_the_old_run_where_the_last_rename_fails(
     assert (target / "heads.csv").read_text() == "old"
 
 
+KILLED = """
+import os, sys, pavinterp.output as output
+rename, after = output.Path.rename, int(sys.argv[2])
+def counted(self, to):
+    global after
+    after -= 1
+    if after < 0:
+        os._exit(9)
+    return rename(self, to)
+output.Path.rename = counted
+with output.new_folder(sys.argv[1], overwrite=True) as folder:
+    (folder / "heads.csv").write_text("new")
+"""
+
+
+@pytest.mark.parametrize(("after", "holds"), [(0, "old"), (1, "old")], ids=["before", "between the renames"])
+def test_what_a_killed_process_left_is_put_right(tmp_path: Path, after: int, holds: str) -> None:
+    """Killed before the old run is moved away, or when it is and the new one is not yet in its place."""
+    target = make_run(tmp_path / "gpt2")
+    assert subprocess.run([sys.executable, "-c", KILLED, str(target), str(after)], check=False).returncode == 9
+    assert any(".partial-" in name for name in os.listdir(tmp_path))
+    check_folder(target, overwrite=True)
+    assert os.listdir(tmp_path) == ["gpt2"]
+    assert (target / "heads.csv").read_text() == holds
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "gpt2") as folder:
+        (folder / "heads.csv").write_text("new")
+        code = "import sys, pavinterp.output as output; output.check_folder(sys.argv[1])"
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "gpt2")], check=True)
+        assert (folder / "heads.csv").read_text() == "new"
+    assert (tmp_path / "gpt2" / "heads.csv").read_text() == "new"
+
+
+def test_a_run_that_stands_there_says_how_it_was_made(tmp_path: Path) -> None:
+    target = make_run(tmp_path / "gpt2")
+    made = {"pavinterp_version": "0.1.0", "command": "pavinterp report gpt2 --context 512"}
+    (target / "manifest.json").write_text(json.dumps(made))
+    with pytest.raises(UserError, match=r"gpt2 exists \(made by `pavinterp report gpt2 --context 512`\): replace it"):
+        check_folder(target)
+
+
 def test_overwrite_through_a_symbolic_link_replaces_what_it_leads_to(tmp_path: Path) -> None:
     target = make_run(tmp_path / "disk" / "gpt2")
     (tmp_path / "gpt2").symlink_to(target)

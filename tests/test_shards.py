@@ -61,15 +61,20 @@ def test_what_no_shard_has_left_is_measured(tmp_path):
     )
 
 
-def test_shards_of_other_work_are_left_alone(tmp_path):
+@pytest.mark.parametrize("other", [{"seed": 1}, {"tests": 3}])
+def test_one_folder_holds_the_parts_of_one_work(other, tmp_path):
+    """A shard, or what puts them together, with another argument than the rest: named, before hours of work."""
     text = stimuli(DOCUMENTS)
-    pi.measure_shard(pi.load(build("llama")), text, shard=(1, 2), parts=tmp_path, **SAME | {"seed": 1})
-    (other,) = tmp_path.iterdir()
-    same_run(
-        pi.measure(pi.load(build("llama")), text, parts=tmp_path, **SAME),
-        pi.measure(pi.load(build("llama")), text, **SAME),
-    )
-    assert list(tmp_path.iterdir()) == [other]
+    model = pi.load(build("llama"))
+    pi.measure_shard(model, text, shard=(1, 2), parts=tmp_path, **SAME)
+    (folder,) = tmp_path.iterdir()
+    ((name, value),) = other.items()
+    said = f"holds parts of other work \\(arguments.{name} {SAME.get(name, 0)} there, {value} here\\)"
+    with pytest.raises(UserError, match=said):
+        pi.measure(model, text, parts=tmp_path, **SAME | other)
+    with pytest.raises(UserError, match=said):
+        pi.measure_shard(model, text, shard=(2, 2), parts=tmp_path, **SAME | other)
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize("shard", [(0, 2), (3, 2), (1, 0), (1.5, 2)])

@@ -25,6 +25,7 @@ FILES = {
     "tests.parquet": "single tests of the first sequences (positions count from 0 there, from 1 on these pages)",
     "spectra.parquet": "spectra of the CSs, one a KV head",
     "examples.json": "the decoded associations of the head pages",
+    "experiments": "the tables of the experiments, and how each came about",
     "manifest.json": "how this run came about",
 }
 

@@ -9,8 +9,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,42 +17,22 @@ import typer
 from typer.core import TyperGroup
 
 from pavinterp import __version__
-from pavinterp.command_steps import load_model, quiet_libraries, read_text
+from pavinterp.command_steps import load_model, quiet_libraries
 from pavinterp.errors import UserError
-from pavinterp.experiment_commands import COMMANDS, EXPERIMENTS, first_look
+from pavinterp.experiment_commands import COMMANDS
+from pavinterp.measuring_commands import measuring, sweep
 from pavinterp.options import (
-    Batch,
-    Bos,
     Capture,
-    Context,
-    CorpusOption,
     Device,
     Dtype,
     Json,
     Layers,
-    MaxDocuments,
     Model,
-    Out,
-    Overwrite,
-    Pages,
-    Parts,
     Quiet,
-    Resume,
     Revision,
-    Seed,
-    Sequences,
-    Shard,
-    Tests,
-    TextField,
     Tokenizer,
     Trust,
-    With,
-    check_pages,
-    name_of,
     parse_layers,
-    parse_names,
-    parse_shard,
-    parse_tests,
 )
 
 
@@ -102,110 +81,9 @@ def _options(
     pass
 
 
-def _measuring(with_pages: bool) -> Callable[..., None]:
-    """The function behind `report` (with pages) and `measure` (tables only): the same options, the same steps."""
-
-    def command(
-        ctx: typer.Context,
-        model: Model = "demo",
-        corpus: CorpusOption = "demo",
-        text_field: TextField = "text",
-        max_documents: MaxDocuments = None,
-        context: Context = None,
-        sequences: Sequences = None,
-        bos: Bos = "auto",
-        tests: Tests = "64",
-        layers: Layers = None,
-        pages: Pages = None,
-        others: With = None,
-        fast: Annotated[bool, typer.Option("--fast", help="Experiments of --with as first looks only.")] = False,
-        batch: Batch = None,
-        resume: Resume = True,
-        parts: Parts = None,
-        shard: Shard = None,
-        capture: Capture = "auto",
-        device: Device = "auto",
-        dtype: Dtype = "float32",
-        seed: Seed = 0,
-        revision: Revision = None,
-        tokenizer: Tokenizer = None,
-        trust_remote_code: Trust = False,
-        out: Out = None,
-        overwrite: Overwrite = False,
-        as_json: Json = False,
-        quiet: Quiet = False,
-    ) -> None:
-        from pavinterp.cache import alone
-        from pavinterp.output import check_folder
-        from pavinterp.progress import progress_to
-
-        number_of_tests, chosen_layers, paged = parse_tests(tests), parse_layers(layers), parse_layers(pages, "--pages")
-        where = os.path.join("reports", name_of(model)) if out is None else out
-        experiments = parse_names(others) or []
-        if wrong := [name for name in experiments if name not in EXPERIMENTS]:
-            raise UserError(f"--with {','.join(wrong)}: choose among {', '.join(EXPERIMENTS)}")
-        share = parse_shard(shard, parts)
-        if share is None:
-            check_folder(where, overwrite)  # before the work, not after it
-        folder = Path(os.path.expanduser(where))
-        if paged is not None and not with_pages:
-            raise UserError("--pages: measure writes no pages; use report, or leave it out")
-
-        import pavinterp as pi
-        from pavinterp import terminal
-        from pavinterp.pieces import until_all_is_done
-
-        quiet_libraries()
-        only = nullcontext() if share is not None else alone(folder)
-        with only, progress_to(quiet=quiet) as progress, until_all_is_done():
-            text, handle = read_text(ctx.params, progress), load_model(ctx.params, progress)
-            check_pages(paged, chosen_layers, handle.model.config)
-            same: dict[str, Any] = {name: ctx.params[name] for name in ("context", "sequences", "seed", "batch", "bos")}
-            same |= {"tests": number_of_tests, "layers": chosen_layers, "capture": capture, "progress": progress}
-            if share is not None:
-                done = pi.measure_shard(handle, text, shard=share, parts=Path(os.path.expanduser(str(parts))), **same)
-                print(f"shard {shard}: {done} batches are in {parts}; without --shard the same command takes them up")
-                return
-            run = pi.measure(
-                handle,
-                text,
-                examples=with_pages,
-                resume=resume,
-                parts=None if parts is None else os.path.expanduser(parts),
-                command=ctx.obj["command"],
-                **same,
-            )
-            for name in experiments:
-                less: dict[str, Any] = first_look(name, handle) if fast else {}
-                for option, most in (("context", 256), ("sequences", 16)):
-                    if same[option] is not None:
-                        less[option] = min(same[option], less.get(option, most))
-                of_all = {option: same[option] for option in ("layers", "seed", "bos", "capture", "progress")}
-                experiment = getattr(pi, EXPERIMENTS[name])
-                run.add(experiment(handle, text, resume=resume, command=ctx.obj["command"], **of_all, **less))
-            with progress.stage(f"writing {folder}"):
-                if with_pages:
-                    run.report(folder, overwrite=overwrite, pages=paged)
-                else:
-                    run.save(folder, overwrite=overwrite)
-        page = folder / "index.html" if with_pages else None
-        try:
-            if as_json:
-                terminal.print_json({"folder": folder.absolute(), "page": page and page.absolute(), **run.manifest})
-            else:
-                print(*terminal.run_lines(run.manifest, run.heads()), page or folder, sep="\n")
-            sys.stdout.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            why = error.strerror or error
-            raise UserError(f"the run is whole in {folder}, but its summary cannot be printed here ({why})") from error
-
-    return command
-
-
-app.command("report", help="Measure a model, write a report to read in a browser.")(_measuring(True))
-app.command("measure", help="Measure a model, write its tables only.")(_measuring(False))
+app.command("report", help="Measure a model, write a report to read in a browser.")(measuring(True))
+app.command("measure", help="Measure a model, write its tables only.")(measuring(False))
+app.command()(sweep)
 
 
 @app.command()

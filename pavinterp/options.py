@@ -114,6 +114,20 @@ Shard = Annotated[
         "them together.",
     ),
 ]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="local|ray",
+        help="Where it runs: in this process, or on the workers of a Ray cluster (that of RAY_ADDRESS, or this "
+        "machine's cores), which must see the same files.",
+    ),
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Of Ray: one a GPU, or one a machine, if not given.")
+]
+Shares = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Of each model, for Ray; four a worker if not given.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 

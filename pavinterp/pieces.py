@@ -147,16 +147,18 @@ def _require_no_others(parts: Path, folder: Path, of: dict[str, Any]) -> None:
         if path.parent == folder:
             continue
         try:
-            there = _leaves(json.loads(path.read_text(encoding="utf-8")))
+            said = differences(json.loads(path.read_text(encoding="utf-8")), of)
         except (OSError, ValueError):  # being written, or removed by the process that finished it
             continue
-        here = _leaves(json.loads(json.dumps(of)))
-        differ = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
-        said = [f"{name} {there.get(name)!s:.40} there, {here.get(name)!s:.40} here" for name in differ]
-        raise UserError(
-            f"{parts} holds parts of other work ({'; '.join(said[:3])}{'; ...' if len(said) > 3 else ''}): give the "
-            "same arguments, or another folder"
-        )
+        raise UserError(f"{parts} holds parts of other work ({said}): give the same arguments, or another folder")
+
+
+def differences(there: dict[str, Any], here: dict[str, Any]) -> str:
+    """In words, the first three things in which two descriptions of work (plain values) differ; or nothing."""
+    there, here = _leaves(there), _leaves(json.loads(json.dumps(here)))
+    differ = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
+    said = [f"{name} {there.get(name)!s:.40} there, {here.get(name)!s:.40} here" for name in differ]
+    return "; ".join(said[:3]) + ("; ..." if len(said) > 3 else "")
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -107,6 +107,34 @@ def run_lines(manifest: dict[str, Any], heads: pd.DataFrame) -> list[str]:
     ]
 
 
+def print_models(table: pd.DataFrame) -> None:
+    """Models of a sweep, one a line: what became of each, its heads by regime; why those that failed did, to stderr."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = ["model", "revision", "status", "heads", "certificate", "error_free", "graded", "beyond"]
+    shown = [name for name in columns if name in table.columns and table[name].notna().any()]
+    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
+    for name in shown:
+        words = name in ("model", "revision", "status")
+        drawn.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    for row in table[shown].itertuples(index=False):
+        cells = dict(zip(shown, row, strict=True))
+        drawn.add_row(
+            *("" if value is None or value != value else _of_model(name, value) for name, value in cells.items())
+        )
+    Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False, emoji=False).print(drawn)
+    for row in table[table["status"] == "failed"].itertuples():
+        print(f"{row.model}: {row.why}", file=sys.stderr)
+
+
+def _of_model(name: str, value: Any) -> str:
+    if value is None or value != value:
+        return ""
+    return f"{value:.1e}" if name == "certificate" else f"{value:,.0f}" if isinstance(value, float) else str(value)
+
+
 def print_explanation(found: Explanation, by: str) -> None:
     """Which rule explains each head, or the median of each rule by layer; what the figures are goes to stderr."""
     from rich import box

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pandas as pd
 import torch
 
@@ -13,14 +12,20 @@ from pavinterp.measures import Measure
 from pavinterp.models import ModelHandle
 from pavinterp.pieces import Pieces
 from pavinterp.stimuli import Stimuli
-from pavinterp.sweep import Batch, batches, require_known, sweep
+from pavinterp.sweep import Batch, batches, merge, require_known, sweep
 
-BATCH_TOKENS = 4096  # a forward pass reads about so many
+# tokens that a forward pass reads, about: on a CPU more are no quicker; on a GPU as many as fit, up to these
+BATCH_TOKENS = {"cpu": 4096, "cuda": 65536, "mps": 8192}
 
 
-def batch_size(stimuli: Stimuli, batch: int | None) -> int:
-    """Sequences a forward pass: those asked for, or about `BATCH_TOKENS` tokens."""
-    return batch or max(1, BATCH_TOKENS // max(len(tokens) for tokens in stimuli.tokens))
+def batch_size(stimuli: Stimuli, batch: int | None, device: torch.device) -> int:
+    """Sequences a forward pass: those asked for, or what `BATCH_TOKENS` says. `sweep` halves it where it does not fit.
+
+    It is the same for every process on a kind of device, whatever memory is left there, so that shards and an
+    interrupted run are of the same batches.
+    """
+    tokens = BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
+    return batch or max(1, tokens // max(map(len, stimuli.tokens)))
 
 
 def certified(
@@ -50,7 +55,7 @@ def certified(
     Raises:
         UserError: the certificate fails, or something that is not a gate changes a layer's responses.
     """
-    pieces, size = Pieces() if pieces is None else pieces, batch_size(stimuli, batch)
+    pieces, size = Pieces() if pieces is None else pieces, batch_size(stimuli, batch, handle.device)
     order = batches(stimuli, size)
     names = [f"{name}-{size}-{i}" for i in range(len(order))]
     mine = range(shard[0] - 1, len(order), shard[1])
@@ -77,12 +82,6 @@ def certified(
             certificate.require(residuals, handle.dtype, handle.architecture)
             _keep(pieces, names[i], part)
         yield part
-
-
-def merge(residuals: dict[int, list[float]], more: dict[int, list[float]]) -> None:
-    """Keep the larger residual of each head, in place."""
-    for layer, row in more.items():
-        residuals[layer] = np.maximum(residuals.get(layer, row), row).tolist()
 
 
 def _keep(pieces: Pieces, name: str, part: Batch) -> None:

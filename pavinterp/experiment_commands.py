@@ -37,6 +37,7 @@ from pavinterp.options import (
     TextField,
     Tokenizer,
     Trust,
+    parse_batch,
     parse_layers,
     parse_names,
     parse_tests,
@@ -143,7 +144,7 @@ def rules(
         Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head and rule, all columns.")
     ] = None,
     overwrite: ReplaceFile = False,
-    batch: Batch = None,
+    batch: Batch = "auto",
     fast: Annotated[
         bool,
         typer.Option(
@@ -171,7 +172,7 @@ def rules(
     from pavinterp.arguments import require_one_of
 
     require_one_of("--by", by, ("head", "layer"))
-    found = _found(ctx, lambda found: found.flat(), tests=parse_tests(tests), batch=batch)
+    found = _found(ctx, lambda found: found.flat(), tests=parse_tests(tests), batch=parse_batch(batch))
     if as_json:
         terminal.print_json({**found.manifest, "heads": found.heads, "rules": found.rules})
     else:
@@ -196,7 +197,7 @@ def capacity(
         Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a head and memory, all columns.")
     ] = None,
     overwrite: ReplaceFile = False,
-    batch: Batch = None,
+    batch: Batch = "auto",
     fast: Annotated[
         bool,
         typer.Option(
@@ -223,7 +224,7 @@ def capacity(
     """
     from pavinterp import terminal
 
-    found = _found(ctx, lambda found: found.memories, control=control, batch=batch)
+    found = _found(ctx, lambda found: found.memories, control=control, batch=parse_batch(batch))
     if as_json:
         terminal.print_json(
             {**found.manifest, "heads": found.heads, "memories": found.memories, "curves": found.curves}

@@ -16,7 +16,7 @@ import torch
 from pavinterp import store
 from pavinterp.arguments import require_whole, require_yes_or_no
 from pavinterp.capture import certificate
-from pavinterp.certified import certified, merge
+from pavinterp.certified import certified
 from pavinterp.corpora import Corpus
 from pavinterp.errors import UserError
 from pavinterp.examples import examples as find_examples
@@ -33,7 +33,7 @@ from pavinterp.stimuli import (
     ordinary_token_ids,
     repeated_random_tokens,
 )
-from pavinterp.sweep import Batch
+from pavinterp.sweep import Batch, merge
 
 CONTEXT, SEQUENCES = 1024, 64  # where not told
 PROBE_SEQUENCES = 16  # of repeated random tokens
@@ -69,7 +69,8 @@ def measure(
         tests: positions tested a sequence; None tests all.
         layers: layer indices; default all.
         seed: of sampling and bootstrap.
-        batch: sequences a forward pass; default about 4,096 tokens.
+        batch: sequences a forward pass; default about 4,096 tokens, on a GPU 65,536. Where memory does not hold so many
+            it is half of them, and so on; no record depends on it.
         bos: "auto" (what the tokenizer does), "always" or "never".
         capture: "attention_interface" (transformers' registry), "transformer_lens" (the hooks of a TransformerBridge;
             one is made around a copy where none was given), or "auto": the latter for a TransformerBridge.
@@ -130,8 +131,10 @@ def measure(
         ["stimuli", "sequence", "layer", "head"], ascending=[False, True, True, True], ignore_index=True
     )
     records["stimuli"] = records["stimuli"].astype("category")
-    tested = pd.concat(frames["tests"], ignore_index=True)
-    spectra = pd.concat(frames["spectra"], ignore_index=True).groupby(["layer", "kv_head", "rank"])["eigenvalue"].mean()
+    # the order is that of the text, whatever the batches were
+    tested = pd.concat(frames["tests"]).sort_values(["sequence", "layer", "head", "position"], ignore_index=True)
+    spectra = pd.concat(frames["spectra"]).sort_values(["sequence", "layer", "kv_head", "rank"])
+    mean_spectra = spectra.groupby(["layer", "kv_head", "rank"])["eigenvalue"].mean().reset_index()
     measured = shapes_of(shapes, read.layers)
     manifest = describe_run(handle, shapes, measured, norms, stimuli, probe, records, arguments, command)
     if sequences is not None and sequences > len(stimuli.tokens):
@@ -146,7 +149,7 @@ def measure(
         "rows_checked": rows,
     }
     manifest["wall_seconds"] = round(time.monotonic() - started, 1)
-    run = Run(records, measured, store.Details(tested, spectra.reset_index(), found), manifest)
+    run = Run(records, measured, store.Details(tested, mean_spectra, found), manifest)
     manifest["intervals"] = run.heads().attrs["intervals"]
     return run
 

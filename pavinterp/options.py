@@ -68,8 +68,12 @@ With = Annotated[
     ),
 ]
 Batch = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Sequences a forward pass; about 4,096 tokens if not given."),
+    str,
+    typer.Option(
+        metavar="N|auto",
+        help="Sequences a forward pass; auto: about 4,096 tokens, on a GPU as many as fit up to 65,536. What does not "
+        "fit into memory is halved until it does.",
+    ),
 ]
 Capture = Annotated[
     str,
@@ -147,6 +151,19 @@ def parse_tests(text: str) -> int | None:
         return None
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < 1:
         raise UserError(f"--tests {text:.20}: give a whole number of at least 1, or all")
+    return int(text)
+
+
+def parse_batch(text: str) -> int | None:
+    """`8` is 8 sequences a forward pass, `auto` is None.
+
+    Raises:
+        UserError: neither a positive whole number nor `auto`.
+    """
+    if text == "auto":
+        return None
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < 1:
+        raise UserError(f"--batch {text:.20}: give a whole number of at least 1, or auto")
     return int(text)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from pavinterp.arguments import require_one_of, require_whole, whole_numbers
 from pavinterp.capture.paths import on_path
-from pavinterp.certified import certified, merge
+from pavinterp.certified import certified
 from pavinterp.corpora import Corpus
 from pavinterp.corpora import corpus as read_corpus
 from pavinterp.errors import UserError
@@ -22,7 +22,7 @@ from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.pieces import Pieces, kept_pieces
 from pavinterp.progress import progress_to
 from pavinterp.stimuli import BOS_POLICIES, MIN_TOKENS, Stimuli, check_stimuli, tokenise
-from pavinterp.sweep import LayerInfo, inspect, require_known
+from pavinterp.sweep import LayerInfo, inspect, merge, require_known
 
 CONTEXT = 256  # tokens a sequence where an experiment is not told
 

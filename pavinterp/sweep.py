@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +20,7 @@ from pavinterp.capture.gate import UNKNOWN, between, seen_gate
 from pavinterp.capture.output_projection import output_weight, require_linear, write_factor
 from pavinterp.capture.paths import capture_for, few_tokens, forward, path_of, require_witness
 from pavinterp.errors import UserError
+from pavinterp.exits import is_out_of_memory
 from pavinterp.measures import Column, Measure
 from pavinterp.measures.coherence import spectrum
 from pavinterp.models import ModelHandle
@@ -186,7 +190,7 @@ def sweep(
         measures: those for this kind of stimuli.
         tests: tests sampled a sequence; None tests every position.
         layers: layers to measure; None is all.
-        batch: sequences a forward pass.
+        batch: sequences a forward pass; where memory does not hold so many, half of them, and so on.
         seed: of the sampling. What a sequence gives depends on it and the sequence, not on the batch.
         keep: of the first so many sequences the single tests and the CS spectra are returned too.
         dtype: of the numbers in the records.
@@ -198,78 +202,135 @@ def sweep(
     Raises:
         UserError: the certificate fails.
     """
-    columns = [column for measure in measures for column in measure.columns]
-    factors: dict[int, Float[Tensor, "heads d_v d_w"]] = {}
-    tested: dict[int, str] = {}  # layers with something between, and what
-    expected: set[int] | None = None  # layers of the first pass: every other has the same
-    for place, indices in enumerate(batches(stimuli, batch)):
+    how: dict[str, Any] = {"tests": tests, "layers": layers, "seed": seed, "keep": keep, "dtype": dtype}
+    one_batch = partial(_one_batch, handle, stimuli, measures, _Kept(), **how)
+    fit = batch  # sequences that memory holds, as far as is known
+    for place, left in enumerate(batches(stimuli, batch)):
         if place in skip:
             continue
-        sampled = [
-            sample_tests(len(stimuli.tokens[i]), tests, np.random.default_rng([seed, i, stimuli.kind == "text"]))
-            for i in indices
-        ]
-        tokens = torch.from_numpy(np.stack([stimuli.tokens[i] for i in indices])).long().to(handle.device)
-        rows, seen = _Rows(), set[int]()
+        parts: list[Batch] = []
+        while left:
+            read, too_many = left[:fit], False
+            try:
+                parts.append(one_batch(read))
+                left = left[fit:]
+            except (RuntimeError, MemoryError) as error:
+                too_many = is_out_of_memory(error) and len(read) > 1
+                if not too_many:
+                    raise
+            if too_many:  # the exception is gone by now, and with it what did not fit
+                fit = len(read) // 2
+                warnings.warn(f"{len(read)} sequences do not fit into memory: going on with {fit}", stacklevel=2)
+                if handle.device.type == "cuda":
+                    torch.cuda.empty_cache()
+        yield parts[0] if len(parts) == 1 else _together(parts)
 
-        def on_layer(
-            call: AttentionCall,
-            indices: list[int] = indices,
-            sampled: list[tuple[np.ndarray, np.ndarray]] = sampled,
-            tokens: Tensor = tokens,
-            rows: _Rows = rows,
-            seen: set[int] = seen,
-        ) -> None:
-            heads, d_v = call.queries.shape[1], call.values.shape[-1]
-            if call.layer in seen:
-                raise UserError(
-                    f"layer {call.layer} was called twice in one forward pass: its heads' numbers would be mixed"
-                )
-            seen.add(call.layer)
-            if call.gated:
-                rows.gated.add(call.layer)
-                # the model's own gates are tested once; what hooks do may change from batch to batch
-                if call.hooked or call.layer not in tested:
-                    rows.gates[call.layer] = seen_gate(call, torch.from_numpy(sampled[0][0]).to(tokens.device))
-            if call.layer not in factors:
-                dtype = working_dtype(call)
-                weight = output_weight(call.projection, heads, d_v)
-                require_linear(call, weight)
-                factors[call.layer] = write_factor(weight, dtype)
-            for row, i in enumerate(indices):
-                positions, weights = sampled[row]
-                one = trials(
-                    call,
-                    row,
-                    tokens[row],
-                    torch.from_numpy(positions).to(tokens.device),
-                    torch.from_numpy(weights).to(tokens.device, torch.float32),
-                    factors[call.layer],
-                    rng_seed=seed * 1_000_003 + i,
-                )
-                rows.wrong.append((call.layer, _wrong(one, call)))
-                numbers, residual = _numbers(one, call, row, measures)
-                rows.residuals.append(residual)
-                rows.checked += heads * len(positions)
-                _keep(one, columns, numbers, i, rows, keep_tests=i < keep)
 
-        with capture_for(handle, on_layer, layers):
-            states = forward(handle, tokens)
-        require_witness(handle, tokens, states)
-        expected = seen if expected is None else expected
-        if not seen:
-            raise UserError(f"{handle.architecture}: no attention layer was captured by the path {path_of(handle)}")
-        if seen != expected:
+@dataclass
+class _Kept:
+    """What one batch tells the next: of each layer the same."""
+
+    factors: dict[int, Float[Tensor, "heads d_v d_w"]] = field(default_factory=dict)
+    tested: dict[int, str] = field(default_factory=dict)  # layers with something between, and what
+    expected: set[int] | None = None  # layers of the first pass: every other has the same
+
+
+def _one_batch(
+    handle: ModelHandle,
+    stimuli: Stimuli,
+    measures: Sequence[Measure],
+    kept: _Kept,
+    indices: list[int],
+    *,
+    tests: int | None,
+    layers: set[int] | None,
+    seed: int,
+    keep: int,
+    dtype: torch.dtype,
+) -> Batch:
+    """What one forward pass over the sequences of these indices gives."""
+    columns = [column for measure in measures for column in measure.columns]
+    factors, tested = kept.factors, kept.tested
+    sampled = [
+        sample_tests(len(stimuli.tokens[i]), tests, np.random.default_rng([seed, i, stimuli.kind == "text"]))
+        for i in indices
+    ]
+    tokens = torch.from_numpy(np.stack([stimuli.tokens[i] for i in indices])).long().to(handle.device)
+    rows, seen = _Rows(), set[int]()
+
+    def on_layer(call: AttentionCall) -> None:
+        heads, d_v = call.queries.shape[1], call.values.shape[-1]
+        if call.layer in seen:
             raise UserError(
-                f"layers {sorted(expected ^ seen)} were captured in some forward passes and not in others: has another "
-                "thread changed the model's attention implementation?"
+                f"layer {call.layer} was called twice in one forward pass: its heads' numbers would be mixed"
             )
-        if rows.gates:
-            for layer, what in between(handle, tokens, rows.gates).items():
-                tested[layer] = UNKNOWN if UNKNOWN in (what, tested.get(layer)) else what
-        _require_right(handle, rows)
-        part = _read(rows, indices, stimuli, columns, dtype)
-        yield replace(part, between={layer: tested[layer] for layer in sorted(rows.gated)})
+        seen.add(call.layer)
+        if call.gated:
+            rows.gated.add(call.layer)
+            # the model's own gates are tested once; what hooks do may change from batch to batch
+            if call.hooked or call.layer not in tested:
+                rows.gates[call.layer] = seen_gate(call, torch.from_numpy(sampled[0][0]).to(tokens.device))
+        if call.layer not in factors:
+            weight = output_weight(call.projection, heads, d_v)
+            require_linear(call, weight)
+            factors[call.layer] = write_factor(weight, working_dtype(call))
+        for row, i in enumerate(indices):
+            positions, weights = sampled[row]
+            one = trials(
+                call,
+                row,
+                tokens[row],
+                torch.from_numpy(positions).to(tokens.device),
+                torch.from_numpy(weights).to(tokens.device, torch.float32),
+                factors[call.layer],
+                rng_seed=seed * 1_000_003 + i,
+            )
+            rows.wrong.append((call.layer, _wrong(one, call)))
+            numbers, residual = _numbers(one, call, row, measures)
+            rows.residuals.append(residual)
+            rows.checked += heads * len(positions)
+            _keep(one, columns, numbers, i, rows, keep_tests=i < keep)
+
+    with capture_for(handle, on_layer, layers):
+        states = forward(handle, tokens)
+    require_witness(handle, tokens, states)
+    kept.expected = seen if kept.expected is None else kept.expected
+    if not seen:
+        raise UserError(f"{handle.architecture}: no attention layer was captured by the path {path_of(handle)}")
+    if seen != kept.expected:
+        raise UserError(
+            f"layers {sorted(kept.expected ^ seen)} were captured in some forward passes and not in others: has "
+            "another thread changed the model's attention implementation?"
+        )
+    if rows.gates:
+        for layer, what in between(handle, tokens, rows.gates).items():
+            tested[layer] = UNKNOWN if UNKNOWN in (what, tested.get(layer)) else what
+    _require_right(handle, rows)
+    part = _read(rows, indices, stimuli, columns, dtype)
+    return replace(part, between={layer: tested[layer] for layer in sorted(rows.gated)})
+
+
+def _together(parts: list[Batch]) -> Batch:
+    """Batches of which each was a part of one."""
+    residuals: dict[int, list[float]] = {}
+    for part in parts:
+        merge(residuals, part.residuals)
+    between = {layer: what for part in parts for layer, what in part.between.items()}
+    between |= {layer: UNKNOWN for part in parts for layer, what in part.between.items() if what == UNKNOWN}
+    frames = {name: [getattr(part, name) for part in parts] for name in ("records", "tests", "spectra")}
+    return Batch(
+        sequences=[i for part in parts for i in part.sequences],
+        **{name: pd.concat(some, ignore_index=True) for name, some in frames.items()},
+        residuals=residuals,
+        rows_checked=sum(part.rows_checked for part in parts),
+        between=between,
+    )
+
+
+def merge(residuals: dict[int, list[float]], more: dict[int, list[float]]) -> None:
+    """Keep the larger residual of each head, in place."""
+    for layer, row in more.items():
+        residuals[layer] = np.maximum(residuals.get(layer, row), row).tolist()
 
 
 def _wrong(one: Trials, call: AttentionCall) -> Bool[Tensor, "2"]:

@@ -13,7 +13,6 @@ import torch
 from pavinterp.capture import certificate
 from pavinterp.capture.gate import UNKNOWN
 from pavinterp.capture.paths import TRANSFORMER_LENS, capture_for, forward, on_path, path_of
-from pavinterp.certified import merge
 from pavinterp.errors import UserError
 from pavinterp.measures import all_measures
 from pavinterp.measuring import probe_length
@@ -21,7 +20,7 @@ from pavinterp.models import ModelHandle, load, untouched
 from pavinterp.positions import PADS, padding_change, position_scheme
 from pavinterp.reading import choose_layers, shapes_of, vocabulary_of
 from pavinterp.stimuli import Stimuli, repeated_random_tokens
-from pavinterp.sweep import inspect, sweep, without_attention
+from pavinterp.sweep import inspect, merge, sweep, without_attention
 
 
 def verify(

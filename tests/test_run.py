@@ -72,6 +72,40 @@ def test_batch_size_and_padding_change_no_record(family):
     assert_same_records(alone.records, together.records, 1e-5)
 
 
+class Crowded:
+    """Says, as an allocator would, that more than so many sequences do not fit into memory."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.read: list[int] = []
+
+    def __call__(self, module: object, arguments: tuple[torch.Tensor]) -> None:
+        rows = arguments[0].shape[0]
+        self.read.append(rows)
+        if rows > self.most:
+            raise RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory"
+            )
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+def test_what_does_not_fit_into_memory_is_halved(most):
+    model, crowded = FAMILIES["llama"](), Crowded(most)
+    expected = run_on(model, documents(length=40), batch=9)
+    handle = model.model.embed_tokens.register_forward_pre_hook(crowded)
+    with pytest.warns(UserWarning, match="sequences do not fit into memory: going on with"):
+        found = run_on(model, documents(length=40), batch=9)
+    assert_same_records(found.records, expected.records, 1e-5)
+    assert found.records["sequence"].tolist() == expected.records["sequence"].tolist()
+    pd.testing.assert_frame_equal(found.details.tests, expected.details.tests, rtol=1e-4)
+    assert found.manifest["certificate"]["rows_checked"] == expected.manifest["certificate"]["rows_checked"]
+    assert crowded.read.count(9) <= 2  # text and random tokens: tried once, not each time
+    crowded.most = 0
+    with pytest.raises(RuntimeError, match="can't allocate"):  # the command's line for it names --batch and --context
+        run_on(model, documents(length=40), batch=9)
+    handle.remove()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_certifies_every_layer_and_has_every_head(family):
     model = FAMILIES[family]()

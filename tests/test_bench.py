@@ -28,6 +28,7 @@ def table(script: str, *options: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+@pytest.mark.slow
 def test_overhead_prints_its_table():
     header, row = table("bench_overhead.py", *SMALL)
     assert len(row) == len(header)

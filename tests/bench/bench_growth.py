@@ -70,7 +70,7 @@ def _heads(size: int) -> dict[str, Any]:
 
 AXES = {
     "context": Axis(
-        (512, 1024, 2048, 4096, 8192), {"sequences": 32, "batch": 1}, lambda n: {"context": n}, "ours", limit=1.2
+        (512, 1024, 2048, 4096, 8192), {"sequences": 16, "batch": 1}, lambda n: {"context": n}, "ours", limit=1.2
     ),
     "sequences": Axis(
         (100, 200, 400, 800),

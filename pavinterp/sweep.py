@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,7 +202,7 @@ def sweep(
         UserError: the certificate fails.
     """
     how: dict[str, Any] = {"tests": tests, "layers": layers, "seed": seed, "keep": keep, "dtype": dtype}
-    one_batch = partial(_one_batch, handle, stimuli, measures, _Kept(), **how)
+    kept = _Kept()
     fit = batch  # sequences that memory holds, as far as is known
     for place, left in enumerate(batches(stimuli, batch)):
         if place in skip:
@@ -212,7 +211,7 @@ def sweep(
         while left:
             read, too_many = left[:fit], False
             try:
-                parts.append(one_batch(read))
+                parts.append(_one_batch(handle, stimuli, measures, kept, read, **how))
                 left = left[fit:]
             except (RuntimeError, MemoryError) as error:
                 too_many = is_out_of_memory(error) and len(read) > 1

@@ -21,7 +21,7 @@ from pavinterp.capture.paths import capture_for, few_tokens, forward, path_of, r
 from pavinterp.errors import UserError
 from pavinterp.exits import is_out_of_memory
 from pavinterp.measures import Column, Measure
-from pavinterp.measures.coherence import spectrum
+from pavinterp.measures.coherence import second_moment, spectrum
 from pavinterp.models import ModelHandle
 from pavinterp.sampling import sample_tests
 from pavinterp.stimuli import Stimuli
@@ -161,7 +161,7 @@ class _Rows:
     records: list[Tensor] = field(default_factory=list)  # [heads, columns]
     residuals: list[Tensor] = field(default_factory=list)  # [heads]
     tests: list[tuple[int, int, np.ndarray, np.ndarray, Tensor]] = field(default_factory=list)
-    spectra: list[tuple[int, int, Tensor]] = field(default_factory=list)
+    spectra: list[tuple[int, int, Tensor]] = field(default_factory=list)  # second moments of CSs
     gated: set[int] = field(default_factory=set)  # layers
     gates: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # those to be tested, of the first sequence
     wrong: list[tuple[int, Tensor]] = field(default_factory=list)  # layer, what `_wrong` says
@@ -255,6 +255,10 @@ def _one_batch(
         for i in indices
     ]
     tokens = torch.from_numpy(np.stack([stimuli.tokens[i] for i in indices])).long().to(handle.device)
+    on_device = [  # once, not at every layer: a copy to a GPU waits for it
+        (torch.from_numpy(positions).to(tokens.device), torch.from_numpy(weights).to(tokens.device, torch.float32))
+        for positions, weights in sampled
+    ]
     rows, seen = _Rows(), set[int]()
 
     def on_layer(call: AttentionCall) -> None:
@@ -274,21 +278,19 @@ def _one_batch(
             require_linear(call, weight)
             factors[call.layer] = write_factor(weight, working_dtype(call))
         for row, i in enumerate(indices):
-            positions, weights = sampled[row]
             one = trials(
                 call,
                 row,
                 tokens[row],
-                torch.from_numpy(positions).to(tokens.device),
-                torch.from_numpy(weights).to(tokens.device, torch.float32),
+                *on_device[row],
                 factors[call.layer],
                 rng_seed=seed * 1_000_003 + i,
             )
             rows.wrong.append((call.layer, _wrong(one, call)))
             numbers, residual = _numbers(one, call, row, measures)
             rows.residuals.append(residual)
-            rows.checked += heads * len(positions)
-            _keep(one, columns, numbers, i, rows, keep_tests=i < keep)
+            rows.checked += heads * len(sampled[row][0])
+            _keep(one, columns, numbers, i, rows, sampled[row] if i < keep else None)
 
     with capture_for(handle, on_layer, layers):
         states = forward(handle, tokens)
@@ -373,9 +375,14 @@ def _numbers(
 
 
 def _keep(
-    one: Trials, columns: list[Column], numbers: dict[str, Tensor], sequence: int, rows: _Rows, *, keep_tests: bool
+    one: Trials,
+    columns: list[Column],
+    numbers: dict[str, Tensor],
+    sequence: int,
+    rows: _Rows,
+    kept: tuple[np.ndarray, np.ndarray] | None,
 ) -> None:
-    """Reduce the numbers of one sequence and layer to records, and keep its tests where they are wanted."""
+    """Reduce the numbers of one sequence and layer to records; keep its tests (positions, weights) where given."""
     record = dict(numbers)
     for over, reduce in (("median", weighted_median), ("mean", weighted_mean)):  # all columns at once: fewer kernels
         names = [column.name for column in columns if column.over_tests == over]
@@ -386,10 +393,9 @@ def _keep(
     per_test = [numbers[column.name] for column in columns if column.over_tests]
     rows.index.append((sequence, one.layer, one.heads, one.group))
     rows.records.append(torch.stack(values, dim=-1) if values else one.keys.new_empty(one.heads, 0))
-    if keep_tests:
-        positions, weights = one.tests.cpu().numpy(), one.weights.cpu().numpy()
-        rows.tests.append((sequence, one.layer, positions, weights, torch.stack(per_test, dim=-1)))
-        rows.spectra.append((sequence, one.layer, spectrum(one)))
+    if kept is not None:
+        rows.tests.append((sequence, one.layer, *kept, torch.stack(per_test, dim=-1)))
+        rows.spectra.append((sequence, one.layer, second_moment(one)))
 
 
 def weighted_median(values: Float[Tensor, "heads tests"], weights: Float[Tensor, "tests"]) -> Float[Tensor, "heads"]:
@@ -452,7 +458,8 @@ def _test_frame(rows: _Rows, columns: list[str]) -> pd.DataFrame:
 
 def _spectra_frame(rows: _Rows) -> pd.DataFrame:
     frames = []
-    for sequence, layer, values in rows.spectra:
+    for sequence, layer, moment in rows.spectra:
+        values = spectrum(moment)
         kv_heads, ranks = values.shape
         frames.append(
             pd.DataFrame(
@@ -461,7 +468,7 @@ def _spectra_frame(rows: _Rows) -> pd.DataFrame:
                     "layer": np.int16(layer),
                     "kv_head": np.repeat(np.arange(kv_heads, dtype=np.int16), ranks),
                     "rank": np.tile(np.arange(1, ranks + 1, dtype=np.int16), kv_heads),
-                    "eigenvalue": values.float().cpu().numpy().ravel(),
+                    "eigenvalue": values.float().numpy().ravel(),
                 }
             )
         )

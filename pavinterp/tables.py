@@ -141,24 +141,40 @@ def bootstrap(
         number: of clusters.
     """
     codes, labels = pd.factorize(cluster, sort=True)
-    heads = pd.MultiIndex.from_frame(records[["layer", "head"]].astype(int)).unique().sort_values()
-    place = heads.get_indexer(pd.MultiIndex.from_frame(records[["layer", "head"]].astype(int)))
-    values = records[names].to_numpy(np.float64)
-    there = ~np.isnan(values)
-    shape = (len(labels), len(heads), len(names))
-    total, count = np.zeros(shape), np.zeros(shape)
-    np.add.at(total, (codes, place), np.where(there, values, 0.0))
-    np.add.at(count, (codes, place), there)
-    with np.errstate(invalid="ignore"):
-        mean = total.sum(0) / count.sum(0)
-    estimate = pd.DataFrame(mean, index=heads, columns=names)
-    if len(labels) < FEWEST_CLUSTERS:
-        return estimate, None, len(labels)
+    heads, cell = _cells(records, codes)
     rng = np.random.default_rng(seed)
     weights = rng.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), size=DRAWS).astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        drawn = (weights @ total.reshape(len(labels), -1)) / (weights @ count.reshape(len(labels), -1))
-    return estimate, drawn.reshape(DRAWS, len(heads), len(names)), len(labels)
+    light = weights.astype(np.float32)
+    size = (len(labels), len(heads))
+    of_all = np.bincount(cell, minlength=size[0] * size[1]).reshape(size).astype(np.float64)
+    drawn_of_all = weights @ of_all
+    estimate = pd.DataFrame(index=heads, columns=names, dtype=np.float64)
+    drawn = np.empty((DRAWS, len(heads), len(names)))
+    for i, name in enumerate(names):  # one at a time: a cluster x head x column array of many documents is gigabytes
+        values = records[name].to_numpy(np.float64)
+        missing = np.isnan(values)
+        some = bool(missing.any())
+        count = np.bincount(cell, ~missing, size[0] * size[1]).reshape(size) if some else of_all
+        total = np.bincount(cell, np.where(missing, 0.0, values), size[0] * size[1]).reshape(size)
+        with np.errstate(invalid="ignore"):
+            mean = total.sum(0) / count.sum(0)
+            estimate[name] = mean
+            # about the mean, so that what float32 rounds is the deviation of a draw, a thousandth of an interval
+            middle = np.where(np.isfinite(mean), mean, 0.0)
+            about = total - count * middle
+            within = np.abs(about).max(initial=0.0) < 1e30
+            summed = light @ about.astype(np.float32) if within else weights @ about
+            drawn[..., i] = middle + summed / (weights @ count if some else drawn_of_all)
+    return estimate, None if len(labels) < FEWEST_CLUSTERS else drawn, len(labels)
+
+
+def _cells(records: pd.DataFrame, codes: np.ndarray) -> tuple[pd.MultiIndex, np.ndarray]:
+    """The heads of the records, and for each record its place in a cluster x head array laid out flat."""
+    wide = 1 << 20  # more heads than a layer has
+    key = records["layer"].to_numpy(np.int64) * wide + records["head"].to_numpy(np.int64)
+    place, heads = pd.factorize(key, sort=True)
+    index = pd.MultiIndex.from_arrays([heads // wide, heads % wide], names=["layer", "head"])
+    return index, codes.astype(np.int64) * len(heads) + place
 
 
 def horizon(bound: np.ndarray | float, growth: np.ndarray, intercept: np.ndarray, load: np.ndarray) -> np.ndarray:

@@ -8,6 +8,8 @@ python - <<'PY'
 import json
 import sys
 import time
+import warnings
+from collections import Counter
 from importlib.util import find_spec
 
 import numpy as np
@@ -58,5 +60,12 @@ for dtype, kernel in [(dtype, kernel) for dtype in ("float32", "bfloat16", "floa
         torch.cuda.synchronize()
         seconds[name] = time.perf_counter() - started
     print(json.dumps({"check": f"cost {dtype} {kernel}", **seconds, "ratio": seconds["measure"] / seconds["bare"]}))
+    torch.cuda.set_sync_debug_mode("warn")  # how often the CPU waits for the GPU: not once a layer
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("always")
+        parts = sum(1 for _ in sweep(handle, text, measures, tests=64, layers=None, batch=8, seed=0))
+    torch.cuda.set_sync_debug_mode("default")
+    waited = [str(wait.filename).rsplit("/", 1)[-1] for wait in waits if "synchroniz" in str(wait.message)]
+    print(json.dumps({"check": f"waits a batch {dtype} {kernel}", "number": len(waited) / parts, "in": Counter(waited)}))
 sys.exit(failed)
 PY

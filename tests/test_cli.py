@@ -626,3 +626,13 @@ def test_a_first_look_takes_what_is_not_given(name, monkeypatch, capsys, tmp_pat
         at_most = {"context": 64} if "context" in expected else {}  # the model has no more positions
         for option, value in (expected | at_most | changed).items():
             assert seen[option] == value
+
+
+def test_a_folder_that_another_process_writes_is_refused_before_the_work(command: Command, in_tmp: Path) -> None:
+    from pavinterp.cache import alone
+
+    with alone(in_tmp / "reports" / "demo"):
+        ended = command("measure", *SMALL)
+    assert ended.code == 2
+    assert "reports/demo is being written by another process: wait for it" in error_line(ended)
+    assert "text sequences" not in ended.err

@@ -49,20 +49,35 @@ def test_a_heads_value_is_the_mean_of_its_records_and_the_interval_that_of_docum
     assert (table["sequences"] == 36).all()
 
 
-def test_the_bootstrap_is_the_plain_loop():
+@pytest.mark.parametrize("kind", ["as they are", "some missing", "a silent head", "far from zero", "huge"])
+def test_the_bootstrap_is_the_plain_loop(kind):
+    """Deviations from the mean are summed in float32: to 1e-6 of a draw's deviation, whatever the mean."""
     records = made_records(documents=9, each=2, heads=2)
-    mine = records[records["stimuli"] == "text"]
-    _, drawn, _ = tables.bootstrap(mine, ["effective_load"], mine["document"], seed=3)
+    mine = records[records["stimuli"] == "text"].copy()
+    if kind == "some missing":
+        mine.loc[mine.index[[0, 5, 6, 11]], "effective_load"] = np.nan
+    elif kind == "a silent head":
+        mine.loc[mine["head"] == 1, "effective_load"] = np.nan
+    elif kind == "far from zero":
+        mine["effective_load"] += 1e6
+    elif kind == "huge":
+        mine["effective_load"] *= 1e36
+    mine = mine.sample(frac=1, random_state=0)  # records may come in any order
+    estimate, drawn, _ = tables.bootstrap(mine, ["effective_load"], mine["document"], seed=3)
     rng = np.random.default_rng(3)
     weights = rng.multinomial(9, np.full(9, 1 / 9), size=tables.DRAWS)
-    for draw in (0, 17, 999):
-        for head in (0, 1):
+    for head in (0, 1):
+        of_head = mine[mine["head"] == head]
+        middle = of_head["effective_load"].mean()
+        assert estimate.loc[(0, head), "effective_load"] == pytest.approx(middle, rel=1e-12, nan_ok=True)
+        for draw in (0, 17, 999):
             values = [
                 v
                 for document, times in enumerate(weights[draw])
-                for v in np.tile(mine[(mine["document"] == document) & (mine["head"] == head)]["effective_load"], times)
+                for v in np.tile(of_head[of_head["document"] == document]["effective_load"], times)
             ]
-            assert drawn[draw, head, 0] == pytest.approx(np.mean(values), rel=1e-12)
+            expected = np.nan if kind == "a silent head" and head == 1 else np.nanmean(values)
+            assert drawn[draw, head, 0] - middle == pytest.approx(expected - middle, rel=1e-5, nan_ok=True)
 
 
 def test_sequences_are_resampled_where_there_is_one_document():

@@ -103,13 +103,17 @@ def pair_means(units: Float[Tensor, "heads m d"]) -> tuple[Float[Tensor, "heads"
     return (absolute - count).clamp_min(0) / pairs, (square - count).clamp_min(0) / pairs
 
 
-def spectrum(trials: Trials) -> Float[Tensor, "kv_heads d_k"]:
-    """Eigenvalues, largest first, of the second moment of unit centred CSs: they sum to one.
+def second_moment(trials: Trials) -> Float[Tensor, "kv_heads d_k d_k"]:
+    """Sum over positions that share the memory of `k k^T`, k the unit centred CSs."""
+    keys = directions(trials.keys[:, trials.memory_start :], shared_mean(trials))
+    return keys.mT @ keys
+
+
+def spectrum(moment: Float[Tensor, "kv_heads d_k d_k"]) -> Float[Tensor, "kv_heads d_k"]:
+    """Eigenvalues, largest first, of the second moment of unit centred CSs, on the CPU: they sum to one.
 
     Their participation ratio 1 / sum(lambda^2) estimates d_eff over all positions that share the memory; it
     counts each CS's cosine with itself, so it lies a little below `d_eff`.
     """
-    keys = directions(trials.keys[:, trials.memory_start :], shared_mean(trials))
-    moment = (keys.mT @ keys).double().cpu()
-    eigenvalues = torch.linalg.eigvalsh(moment).flip(-1).clamp_min(0)
+    eigenvalues = torch.linalg.eigvalsh(moment.cpu().double()).flip(-1).clamp_min(0)
     return eigenvalues / eigenvalues.sum(-1, keepdim=True)  # NaN where no CS has a direction

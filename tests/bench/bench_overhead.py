@@ -4,6 +4,7 @@
     python tests/bench/bench_overhead.py --model demo --context 512 --rounds 3
     python tests/bench/bench_overhead.py --grid               # SmolLM2 and Gemma-3, context 1,024 and 4,096, batch 1, 8
     python tests/bench/bench_overhead.py --wide               # two random layers as wide as Llama 1B's and 8B's
+    python tests/bench/bench_overhead.py --model smollm2-135m-shape --context 32768 --batch 1 --sequences 1 --rounds 1
 
 Each round runs the two side by side in processes of their own, alternating; both load the same weights and read the
 same tokens. "bare" is the base model alone (no LM head, no KV cache, no gradients); "measure" is the same passes with

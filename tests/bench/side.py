@@ -35,6 +35,14 @@ WIDE = {
     },
 }  # fmt: skip
 
+LONG = {  # SmolLM2-135M's shape, for contexts beyond its 8,192 positions
+    "smollm2-135m-shape": {
+        "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+        "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+SHAPES = WIDE | LONG
+
 
 def found(model: str) -> str:
     """A real model's file, fetched where it is not there; any other name as it is."""
@@ -47,10 +55,10 @@ def found(model: str) -> str:
 
 
 def load(model: str) -> Any:
-    """A handle of a name in REAL or WIDE, or of anything that pavinterp loads."""
+    """A handle of a name in REAL or SHAPES, or of anything that pavinterp loads."""
     import pavinterp as pi
 
-    return pi.load(random_llama(**WIDE[model])) if model in WIDE else pi.load(found(model))
+    return pi.load(random_llama(**SHAPES[model])) if model in SHAPES else pi.load(found(model))
 
 
 def random_llama(**shape: Any) -> Any:

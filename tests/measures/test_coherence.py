@@ -11,7 +11,7 @@ from make_trials import make_trials
 from reference import pair_means as plain_pair_means
 
 from pavinterp.measures import coherence as module
-from pavinterp.measures.coherence import Coherence, spectrum
+from pavinterp.measures.coherence import Coherence, second_moment, spectrum
 from pavinterp.theory.capacity import (
     average_case_capacity,
     isotropic_average_case_capacity,
@@ -98,7 +98,7 @@ def test_invariant_to_a_shift_and_query_metric_to_a_change_of_basis(seed):
 
 def test_spectrum_sums_to_one_and_its_participation_ratio_is_the_effective_dimension():
     trials, _ = make_trials(n=250, d_k=8)
-    eigenvalues = spectrum(trials)
+    eigenvalues = spectrum(second_moment(trials))
     torch.testing.assert_close(eigenvalues.sum(-1), torch.ones(2, dtype=torch.float64))
     ratio = 1 / eigenvalues.square().sum(-1)
     # counting each CS with itself adds (1 - E cos^2)/n to E[cos^2]
@@ -122,7 +122,7 @@ def test_the_size_of_css_and_queries_changes_nothing(size):
     other, _ = make_trials(n=40, dtype=torch.float32, keys=trials.keys * size, queries=trials.queries * size)
     for (name, one), two in zip(Coherence()(trials).items(), Coherence()(other).values(), strict=True):
         torch.testing.assert_close(two, one, rtol=1e-5, atol=0, msg=name)  # rounding of the rescaled numbers
-    torch.testing.assert_close(spectrum(other), spectrum(trials), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(spectrum(second_moment(other)), spectrum(second_moment(trials)), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -131,7 +131,7 @@ def test_constant_css_have_no_geometry(dtype):
     constant = torch.randn(2, 1, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     trials, _ = make_trials(n=300, dtype=dtype, keys=constant.expand(2, 300, 8).contiguous())
     assert all(value.isnan().all() for value in Coherence()(trials).values())
-    assert spectrum(trials).isnan().all()
+    assert spectrum(second_moment(trials)).isnan().all()
 
 
 def test_a_head_that_asks_nothing_has_no_query_metric():

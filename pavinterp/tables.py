@@ -147,7 +147,9 @@ def bootstrap(
     light = weights.astype(np.float32)
     size = (len(labels), len(heads))
     of_all = np.bincount(cell, minlength=size[0] * size[1]).reshape(size).astype(np.float64)
-    drawn_of_all = weights @ of_all
+    exact = light if of_all.max(initial=0) * len(labels) < 2**24 else weights  # whole numbers: float32 holds those
+    alike = bool((of_all == of_all[:, :1]).all())  # every head has the same sequences
+    drawn_of_all = exact @ (of_all[:, :1] if alike else of_all).astype(exact.dtype)
     estimate = pd.DataFrame(index=heads, columns=names, dtype=np.float64)
     drawn = np.empty((DRAWS, len(heads), len(names)))
     for i, name in enumerate(names):  # one at a time: a cluster x head x column array of many documents is gigabytes
@@ -164,7 +166,7 @@ def bootstrap(
             about = total - count * middle
             within = np.abs(about).max(initial=0.0) < 1e30
             summed = light @ about.astype(np.float32) if within else weights @ about
-            drawn[..., i] = middle + summed / (weights @ count if some else drawn_of_all)
+            drawn[..., i] = middle + summed / (exact @ count.astype(exact.dtype) if some else drawn_of_all)
     return estimate, None if len(labels) < FEWEST_CLUSTERS else drawn, len(labels)
 
 

@@ -169,8 +169,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _terminated(number: int, frame: object) -> None:
-    """End by way of an exception, so that unfinished folders are removed."""
-    raise SystemExit(128 + number)
+    """End by way of an exception, so that unfinished folders are removed and what is finished is kept."""
+    from pavinterp.exits import Terminated
+
+    raise Terminated
 
 
 def _is_usage_error(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
 """How a command ends when it does not end well: the one line it prints and its exit code.
 
-0 done, 1 our fault, 2 the user's to change, 130 interrupted. A traceback only where PAVINTERP_DEBUG=1 asks for it.
+0 done, 1 our fault, 2 the user's to change, 130 interrupted, 143 terminated. A traceback only where PAVINTERP_DEBUG=1 asks for it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ from pavinterp.output import FULL
 _ALLOCATION = re.compile(r"can't allocate memory|not enough memory|out of memory|failed to allocate", re.IGNORECASE)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which a batch scheduler sends before it kills: to be treated as Ctrl-C is."""
+
+
 def ending(error: BaseException) -> tuple[str, int]:
     """The line that says what went wrong and what to do, and the exit code."""
     if isinstance(error, UserError):
         return one_line(error), 2
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted: " + "; ".join(getattr(error, "__notes__", ["nothing was written"])), 130
+        what, code = ("terminated", 143) if isinstance(error, Terminated) else ("interrupted", 130)
+        return f"{what}: " + "; ".join(getattr(error, "__notes__", ["nothing was written"])), code
     if is_out_of_memory(error):
         return "out of memory: try a smaller --batch, then a shorter --context or --dtype bfloat16", 2
     if isinstance(error, OSError) and error.errno in FULL:

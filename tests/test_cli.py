@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ from tiny import gpt2, model_folder
 
 import pavinterp
 from pavinterp import cli, options, store, terminal
+from pavinterp.cache import alone, cache_root
 from pavinterp.errors import UserError
 from pavinterp.experiment_commands import EXPERIMENTS, FIRST_LOOK
 
@@ -494,8 +496,12 @@ def test_nothing_half_written_is_left(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_that_is_stopped_leaves_nothing(in_tmp: Path, number: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_run_that_is_stopped_leaves_nothing_and_says_how_to_go_on(
+    in_tmp: Path, number: signal.Signals, code: int, word: str
+) -> None:
     arguments = [sys.executable, "-u", "-m", "pavinterp", "measure", "--tests", "all", "--batch", "1"]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -504,11 +510,15 @@ def test_a_run_that_is_stopped_leaves_nothing(in_tmp: Path, number: signal.Signa
         character = process.stderr.read(1)
         assert character, said
         said += character
-    time.sleep(0.2)
+    unfinished = cache_root() / "unfinished"
+    while not list(unfinished.glob("*/*.part")):
+        time.sleep(0.01)
     process.send_signal(number)
     said += process.stderr.read()
     assert process.wait() == code
     assert "Traceback" not in said
+    last = said.splitlines()[-1]
+    assert re.fullmatch(rf"pavinterp: {word}: \d+ finished parts are kept, the same command goes on from there", last)
     assert os.listdir(in_tmp) == []
 
 
@@ -629,8 +639,6 @@ def test_a_first_look_takes_what_is_not_given(name, monkeypatch, capsys, tmp_pat
 
 
 def test_a_folder_that_another_process_writes_is_refused_before_the_work(command: Command, in_tmp: Path) -> None:
-    from pavinterp.cache import alone
-
     with alone(in_tmp / "reports" / "demo"):
         ended = command("measure", *SMALL)
     assert ended.code == 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pavinterp.errors import UserError
-from pavinterp.exits import end, ending, one_line
+from pavinterp.exits import Terminated, end, ending, one_line
 
 CPU_ALLOCATION = (
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: "
@@ -23,6 +23,7 @@ CPU_ALLOCATION = (
     [
         (UserError("corpus notes.txt is empty"), "corpus notes.txt is empty", 2),
         (KeyboardInterrupt(), "interrupted", 130),
+        (Terminated(), "terminated", 143),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"), "--batch", 2),
         (RuntimeError(CPU_ALLOCATION), "--batch", 2),
         (RuntimeError("MPS backend out of memory (MPS allocated: 17.0 GB)"), "--dtype", 2),

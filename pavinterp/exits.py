@@ -1,6 +1,7 @@
 """How a command ends when it does not end well: the one line it prints and its exit code.
 
-0 done, 1 our fault, 2 the user's to change, 130 interrupted, 143 terminated. A traceback only where PAVINTERP_DEBUG=1 asks for it.
+0 done, 1 our fault, 2 the user's to change, 130 interrupted, 143 terminated. A traceback only where PAVINTERP_DEBUG=1
+asks for it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
@@ -102,6 +103,9 @@ def _keep(pieces: Pieces, name: str, part: Batch) -> None:
 def _read(pieces: Pieces, name: str, indices: list[int]) -> Batch | None:
     records = pieces.read(name)
     if records is None:
+        return None
+    if sorted(set(records["sequence"])) != sorted(indices):
+        warnings.warn(f"the part {name} in {pieces.folder} is of other sequences: measured again", stacklevel=2)
         return None
     told, records.attrs = records.attrs, {}
     beside = dict[str, pd.DataFrame]()

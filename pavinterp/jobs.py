@@ -34,6 +34,7 @@ class Job:
         fast: whether those are first looks only.
         resume, parts: as for `measure`.
         command: for the manifest.
+        sweep: arguments of the sweep that it is part of, for the manifest; None where it is of none.
     """
 
     options: Mapping[str, Any]
@@ -47,6 +48,7 @@ class Job:
     resume: bool = True
     parts: Path | None = None
     command: str | None = None
+    sweep: Mapping[str, Any] | None = None
 
 
 @dataclass
@@ -87,6 +89,19 @@ def share(job: Job, shard: tuple[int, int], progress: Progress, loaded: Loaded) 
     return pi.measure_shard(handle, text, shard=shard, parts=job.parts, progress=progress, **job.measure)
 
 
+def is_done(job: Job, progress: Progress, loaded: Loaded) -> bool:
+    """Whether the run in a job's folder is of this very model, text and arguments; model and text are read for it.
+
+    Raises:
+        UserError: as for `measure`.
+    """
+    from pavinterp import store
+    from pavinterp.measuring import work_of
+
+    text, handle = loaded.text(job, progress), loaded.model(job, progress)
+    return store.read_manifest(job.folder).get("work") == work_of(handle, text, **job.measure)
+
+
 def perform(job: Job, progress: Progress, loaded: Loaded) -> Run:
     """Do a job: measure what no share has left, make its experiments, write its folder.
 
@@ -111,6 +126,8 @@ def perform(job: Job, progress: Progress, loaded: Loaded) -> Run:
                     less[option] = min(job.measure[option], less.get(option, most))
             of_all = {option: job.measure[option] for option in ("layers", "seed", "bos", "capture")}
             run.add(getattr(pi, EXPERIMENTS[name])(handle, text, **of_all, **less, **same))
+        if job.sweep is not None:
+            run.manifest["sweep"] = dict(job.sweep)
         with progress.stage(f"writing {job.folder}"):
             if job.with_pages:
                 run.report(job.folder, overwrite=job.overwrite, pages=job.pages)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,15 +12,15 @@ from typing import Any
 import pandas as pd
 
 from pavinterp import store
+from pavinterp.cache import alone
 from pavinterp.errors import UserError
-from pavinterp.exits import ending
-from pavinterp.jobs import OF_TEXT, Job, Loaded, perform
+from pavinterp.exits import ending, one_line
+from pavinterp.jobs import OF_TEXT, Job, Loaded, is_done, perform
 from pavinterp.options import name_of
 from pavinterp.output import check_folder, is_run, write_file
-from pavinterp.pieces import differences
+from pavinterp.pieces import differences, digest
 from pavinterp.progress import Progress
 
-SWEEP = "sweep.json"  # arguments of the sweep whose runs a folder holds
 PARTS = ".parts"  # folder of what is finished of runs that are not
 
 
@@ -35,7 +34,7 @@ def read_models(path: Path) -> list[dict[str, Any]]:
         UserError: the file cannot be read, names none, or a line is none of a model.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: the list of models cannot be read ({error}): one model a line") from error
     found = []
@@ -61,13 +60,15 @@ def jobs_of(models: Sequence[dict[str, Any]], like: Job) -> list[Job]:
         UserError: two of them would have one folder.
     """
     jobs: list[Job] = []
+    own = {**{name: like.options[name] for name in (*OF_TEXT, "dtype", "tokenizer")}, **like.measure}
+    own |= {"pages": like.pages, "with_pages": like.with_pages, "with": list(like.experiments), "fast": like.fast}
     for model in models:
         name = name_of(model["model"]) + (f"-{name_of(model['revision'])}" if model["revision"] else "")
         folder = like.folder / name
         if any(job.folder == folder for job in jobs):
             raise UserError(f"two models would be written to {folder}: name each once")
-        options = {**like.options, **model}
-        jobs.append(replace(like, options=options, folder=folder, parts=like.folder / PARTS / name))
+        parts = like.folder / PARTS / f"{name}-{digest(own | model)}"
+        jobs.append(replace(like, options={**like.options, **model}, folder=folder, parts=parts, sweep=own))
     return jobs
 
 
@@ -97,31 +98,73 @@ def measure_many(
     Raises:
         UserError: the folder holds runs with other arguments, or cannot be written.
     """
-    same = _claim(jobs[0], folder, overwrite)
-    finished = [job for job in jobs if same and is_run(job.folder)]
-    todo = [job for job in jobs if job not in finished]
-    for job in todo:
-        check_folder(job.folder, overwrite)
-    status: dict[Path, tuple[str, str | None]] = {job.folder: ("there already", None) for job in finished}
-    if engine == "ray":
-        from pavinterp.ray_engine import on_ray
+    table = folder / "models.csv"
+    with alone(folder):
+        standing = [job for job in jobs if not overwrite and _stands(job)]
+        _make(folder, table)
+        status: dict[Path, tuple[str, str | None]] = {}
+        loaded = Loaded()
+        for job in standing:
+            status[job.folder] = _looked_at(job, progress, loaded)
+        todo = [job for job in jobs if job not in standing]
+        for job in todo:
+            check_folder(job.folder, overwrite)
+        if engine == "ray":
+            from pavinterp.ray_engine import on_ray
 
-        outcomes = on_ray(todo, progress, workers=workers, shards=shards) if todo else iter(())
-    else:
-        outcomes = _here(todo, progress)
-    for job, wrong in outcomes:
-        status[job.folder] = ("measured", None) if wrong is None else ("failed", wrong)
-    for parts in (*(folder / PARTS).glob("*"), folder / PARTS):
-        with suppress(OSError):  # that of a model that failed holds what it had finished
-            parts.rmdir()
-    table = pd.DataFrame([_row(job, *status[job.folder]) for job in jobs])
-    write_file(folder / "models.csv", table.to_csv(index=False))
-    return table
+            outcomes = on_ray(todo, progress, workers=workers, shards=shards) if todo else iter(())
+        else:
+            outcomes = _here(todo, progress, loaded)
+        for job, wrong in outcomes:
+            status[job.folder] = ("measured", None) if wrong is None else ("failed", wrong)
+        for parts in (*(folder / PARTS).glob("*"), folder / PARTS):
+            with suppress(OSError):  # that of a model that failed holds what it had finished
+                parts.rmdir()
+        found = pd.DataFrame([_row(job, *status[job.folder]) for job in jobs])
+        write_file(table, found.to_csv(index=False))
+    return found
 
 
-def _here(jobs: Sequence[Job], progress: Progress) -> Iterator[tuple[Job, str | None]]:
+def _stands(job: Job) -> bool:
+    """Whether a run of this sweep is in the job's folder.
+
+    Raises:
+        UserError: one with other arguments is, or one that no sweep made.
+    """
+    if not is_run(job.folder):
+        return False
+    there = store.read_manifest(job.folder).get("sweep")
+    if not isinstance(there, dict):
+        check_folder(job.folder)  # which says what is there
+    elif differ := differences(there, dict(job.sweep or {})):
+        raise UserError(
+            f"{job.folder} is of a sweep with other arguments ({differ}): give the same, another --out, or --overwrite"
+        )
+    return True
+
+
+def _looked_at(job: Job, progress: Progress, loaded: Loaded) -> tuple[str, str | None]:
+    """Whether the run that stands there is of the model and text as they are now."""
+    try:
+        if is_done(job, progress, loaded):
+            return "there already", None
+    except Exception as error:
+        return "failed", ending(error)[0]
+    return "failed", f"{job.folder} is of other weights, text or versions: --overwrite measures them again"
+
+
+def _make(folder: Path, table: Path) -> None:
+    """The folder of a sweep; UserError where it cannot be, or where somebody's own file stands in the table's place."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if table.exists() and not table.read_text(encoding="utf-8").startswith("model,revision,status"):
+            raise UserError(f"{table} was not written by a sweep and is not replaced: choose another --out")
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write {folder}: {one_line(error, 120)}: choose another folder") from error
+
+
+def _here(jobs: Sequence[Job], progress: Progress, loaded: Loaded) -> Iterator[tuple[Job, str | None]]:
     """Jobs one after another in this process."""
-    loaded = Loaded()
     for job in jobs:
         wrong = None
         try:
@@ -131,34 +174,11 @@ def _here(jobs: Sequence[Job], progress: Progress) -> Iterator[tuple[Job, str | 
         yield job, wrong
 
 
-def _claim(job: Job, folder: Path, overwrite: bool) -> bool:
-    """Write down the sweep's arguments where its runs go; whether they stood there before, so that its runs are these.
-
-    Raises:
-        UserError: runs with other arguments are there, or the folder cannot be written.
-    """
-    own = {**{name: job.options[name] for name in (*OF_TEXT, "dtype", "tokenizer")}, **job.measure}
-    own |= {"pages": job.pages, "with_pages": job.with_pages, "with": list(job.experiments), "fast": job.fast}
-    path = folder / SWEEP
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        was_there = path.exists() and not overwrite
-        if was_there and (differ := differences(json.loads(path.read_text("utf-8")), own)):
-            raise UserError(
-                f"{folder} holds a sweep with other arguments ({differ}): give the same, another --out, or --overwrite"
-            )
-        write_file(path, json.dumps(own, indent=2, sort_keys=True) + "\n")
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot write {folder}: {error}: choose another folder") from error
-    return was_there
-
-
 def _row(job: Job, status: str, wrong: str | None) -> dict[str, Any]:
     row = {"model": job.options["model"], "revision": job.options["revision"], "status": status}
     if status == "failed":
         return row | {"why": wrong}
     manifest, heads = store.read_manifest(job.folder), store.read_heads(job.folder)
-    counts = heads["regime"].value_counts()
     return row | {
         "folder": job.folder.name,
         "layers": len(manifest["layers"]),
@@ -166,5 +186,5 @@ def _row(job: Job, status: str, wrong: str | None) -> dict[str, Any]:
         "sequences": manifest["corpus"]["sequences"],
         "context": manifest["corpus"]["context"],
         "certificate": manifest["certificate"]["largest"],
-        **{regime.replace("-", "_"): counts.get(regime, 0) for regime in ("error-free", "graded", "beyond")},
+        "regimes": ", ".join(f"{count} {name}" for name, count in heads["regime"].value_counts().items()),
     }

@@ -24,7 +24,7 @@ from pavinterp.manifest import describe_run
 from pavinterp.measures import all_measures
 from pavinterp.models import ModelHandle
 from pavinterp.norms import find_norms
-from pavinterp.pieces import Pieces
+from pavinterp.pieces import Pieces, digest
 from pavinterp.reading import Progress, Reading, check_arguments, reading, shapes_of, vocabulary_of
 from pavinterp.run import Run
 from pavinterp.stimuli import (
@@ -148,6 +148,8 @@ def measure(
         "by_layer": {str(layer): max(row) for layer, row in sorted(residuals.items())},
         "rows_checked": rows,
     }
+    if pieces.work is not None:
+        manifest["work"] = pieces.work
     manifest["wall_seconds"] = round(time.monotonic() - started, 1)
     run = Run(records, measured, store.Details(tested, mean_spectra, found), manifest)
     manifest["intervals"] = run.heads().attrs["intervals"]
@@ -236,7 +238,6 @@ def _opened(
     stay: bool,
 ) -> Iterator[tuple[Reading, Stimuli, Pieces]]:
     """The model and text of a measurement, the repeated random tokens, and what is finished of it."""
-    columns = [column.name for measure in all_measures() for column in measure.columns]
     with (
         reading(
             model,
@@ -251,15 +252,49 @@ def _opened(
             capture=capture,
             progress=progress,
         ) as read,
-        read.pieces(
-            "measure",
-            read.arguments(**_own(tests, seed, batch, bos, capture), columns=columns),
-            resume,
-            parts,
-            stay=stay,
-        ) as pieces,
+        read.pieces("measure", _of(read, tests, seed, batch, bos, capture), resume, parts, stay=stay) as pieces,
     ):
         yield read, _probe(read.handle, read.text, bos, seed), pieces
+
+
+def work_of(
+    model: Any,
+    corpus: Any,
+    *,
+    context: int | None,
+    sequences: int | None,
+    tests: int | None,
+    layers: list[int] | None,
+    seed: int,
+    batch: int | None,
+    bos: str,
+    capture: str,
+) -> str:
+    """What `measure` with these arguments would write as "work" into its manifest: the same for the same numbers.
+
+    Raises:
+        UserError: as for `measure`.
+    """
+    with reading(
+        model,
+        corpus,
+        context=context,
+        sequences=sequences,
+        usual_sequences=SEQUENCES,
+        usual_context=CONTEXT,
+        layers=layers,
+        seed=seed,
+        bos=bos,
+        capture=capture,
+        progress=False,
+    ) as read:
+        return digest(read.work("measure", _of(read, tests, seed, batch, bos, capture)))
+
+
+def _of(read: Reading, tests: int | None, seed: int, batch: int | None, bos: str, capture: str) -> dict[str, Any]:
+    """All that the records depend on beside model and text."""
+    columns = [column.name for measure in all_measures() for column in measure.columns]
+    return read.arguments(**_own(tests, seed, batch, bos, capture), columns=columns)
 
 
 def _own(tests: int | None, seed: int, batch: int | None, bos: str, capture: str) -> dict[str, Any]:

@@ -171,6 +171,8 @@ def sweep(
     from pavinterp.many import jobs_of, measure_many, read_models
 
     folder = Path(os.path.expanduser(out))
+    if not out:
+        raise UserError("--out has an empty name: give a folder such as reports/sweep")
     _check_engine(engine, workers, shards, None)
     if pages is not None and no_pages:
         raise UserError("--pages and --no-pages: choose one of them")
@@ -200,6 +202,8 @@ def _job(ctx: typer.Context, folder: Path, with_pages: bool) -> Any:
     if wrong := [name for name in experiments if name not in EXPERIMENTS]:
         raise UserError(f"--with {','.join(wrong)}: choose among {', '.join(EXPERIMENTS)}")
     parts = options.get("parts")
+    if parts == "":
+        raise UserError("--parts has an empty name: give a folder")
     return Job(
         options={name: options.get(name) for name in (*OF_MODEL, *OF_TEXT)},
         measure={
@@ -235,11 +239,13 @@ def _on_ray(job: Any, progress: Any, workers: int | None, shards: int | None) ->
     from contextlib import suppress
     from dataclasses import replace
 
+    from pavinterp.pieces import digest
     from pavinterp.ray_engine import on_ray
     from pavinterp.run import Run
 
     if job.parts is None:  # beside the run, on a disk that the workers see too
-        job = replace(job, parts=job.folder.absolute().with_name(f".{job.folder.name}.parts"))
+        asked = digest({"options": dict(job.options), "measure": dict(job.measure)})
+        job = replace(job, parts=job.folder.absolute().with_name(f".{job.folder.name}.parts-{asked}"))
     for _, wrong in on_ray([job], progress, workers=workers, shards=shards):
         if wrong is not None:
             raise UserError(wrong)

@@ -9,9 +9,10 @@ import errno
 import glob
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,16 @@ def new_folder(path: str | os.PathLike[str], overwrite: bool = False) -> Iterato
     made_parent = not parent.exists()
     try:
         parent.mkdir(exist_ok=True)
-        partial = _sibling(target, "partial")
-        try:
-            with _lock(partial, wait=False):  # it says that somebody is at work on it
+        with ExitStack() as at_work:
+            with _lock(parent):  # so that nobody finds it before it is locked, and tidies it away
+                partial = _sibling(target, "partial")
+                at_work.enter_context(_lock(partial, wait=False))
+            try:
                 yield partial
                 _put(partial, target, overwrite)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
     except BaseException as error:
         if made_parent:
             with suppress(OSError):  # not empty: somebody else uses it by now
@@ -204,16 +207,20 @@ def _put(partial: Path, target: Path, overwrite: bool) -> None:
 
 
 def _tidy(target: Path) -> None:
-    """Put right what killed processes left beside `target`; its parent is locked meanwhile."""
-    for old in sorted(target.parent.glob(f".{glob.escape(target.name)}.old-*")):
-        if os.path.lexists(target):
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.rename(target)  # killed between the two renames of `_put`
-    for partial in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
-        with suppress(OSError), _lock(partial, wait=False) as locked:
-            if locked:  # whoever made it is gone
-                shutil.rmtree(partial, ignore_errors=True)
+    """Put right what killed processes left beside `target`, and nothing else; its parent is locked meanwhile."""
+    for path in sorted(target.parent.glob(f".{glob.escape(target.name)}.*")):
+        ours = re.fullmatch(r"(old|partial)-\d+(-\d+)?", path.name.removeprefix(f".{target.name}."))
+        if ours is None or path.is_symlink() or not path.is_dir() or _foreign(path):
+            continue
+        if ours[1] == "partial":
+            with suppress(OSError), _lock(path, wait=False) as locked:
+                if locked:  # whoever made it is gone
+                    shutil.rmtree(path, ignore_errors=True)
+        elif is_run(path):
+            if os.path.lexists(target):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.rename(target)  # killed between the two renames of `_put`
 
 
 @contextmanager

@@ -31,11 +31,12 @@ class Pieces:
 
     Attributes:
         folder: where they are kept; None keeps nothing, and every frame is computed.
+        work: digest of the work that they are of; None where that was not asked for.
         found: how many were read.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder, self.found = folder, 0
+    def __init__(self, folder: Path | None = None, work: str | None = None) -> None:
+        self.folder, self.work, self.found = folder, work, 0
 
     def frame(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """The frame of this name, read or made; its index, dtypes and `attrs` are those that `make` gave.
@@ -107,18 +108,18 @@ def kept_pieces(of: dict[str, Any] | None, parts: Path | None = None, *, stay: b
     if of is None:
         yield Pieces()
         return
-    text = json.dumps(of, indent=2, sort_keys=True)
-    folder = (cache_root() / "unfinished" if parts is None else parts) / hashlib.sha256(text.encode()).hexdigest()[:32]
+    work = digest(of)
+    folder = (cache_root() / "unfinished" if parts is None else parts) / work
     if parts is not None:
         _require_no_others(parts, folder, of)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / "of.json", text)
+        write_file(folder / "of.json", _text(of))
     except OSError as error:
         if parts is not None:
             raise UserError(f"finished parts cannot be kept in {parts}: {one_line(error, 120)}") from error
         warnings.warn(f"finished parts are not kept ({one_line(error, 120)}): set PAVINTERP_CACHE", stacklevel=1)
-        yield Pieces()
+        yield Pieces(work=work)
         return
     if parts is None:
         _forget(folder.parent)
@@ -127,7 +128,7 @@ def kept_pieces(of: dict[str, Any] | None, parts: Path | None = None, *, stay: b
             "goes on where the same work was interrupted (--no-resume, or resume=False, begins anew)", stacklevel=1
         )
     try:
-        yield Pieces(folder)
+        yield Pieces(folder, work)
     except KeyboardInterrupt as error:
         if finished := len(list(folder.glob("*.part"))):
             error.add_note(f"{finished} finished parts are kept, the same command goes on from there")
@@ -141,6 +142,15 @@ def kept_pieces(of: dict[str, Any] | None, parts: Path | None = None, *, stay: b
         waiting.append(folder)
 
 
+def digest(of: dict[str, Any]) -> str:
+    """What names a piece of work."""
+    return hashlib.sha256(_text(of).encode()).hexdigest()[:32]
+
+
+def _text(of: dict[str, Any]) -> str:
+    return json.dumps(of, indent=2, sort_keys=True)
+
+
 def _require_no_others(parts: Path, folder: Path, of: dict[str, Any]) -> None:
     """UserError where `parts` holds those of other work: shards of which one was given another argument."""
     for path in parts.glob("*/of.json"):
@@ -148,9 +158,13 @@ def _require_no_others(parts: Path, folder: Path, of: dict[str, Any]) -> None:
             continue
         try:
             said = differences(json.loads(path.read_text(encoding="utf-8")), of)
-        except (OSError, ValueError):  # being written, or removed by the process that finished it
+        except OSError:  # removed by the process that finished it
             continue
-        raise UserError(f"{parts} holds parts of other work ({said}): give the same arguments, or another folder")
+        except (ValueError, AttributeError):
+            said = f"{path} cannot be read"
+        raise UserError(
+            f"{parts} holds parts of other work ({said}): give the same arguments or another folder, or remove that one"
+        )
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> str:

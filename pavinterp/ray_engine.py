@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -83,7 +86,11 @@ def on_ray(
                 waiting.remove(own)
                 models[number] = own[0].options
                 busy[crew[number].do.remote(*own)] = (number, *own)
-            ready, _ = ray.wait(list(busy), num_returns=1)
+            try:
+                ready, _ = ray.wait(list(busy), num_returns=1)
+            except KeyboardInterrupt as error:
+                error.add_note("what the workers have finished is kept, the same command goes on from there")
+                raise
             number, job, shard = busy.pop(ready[0])
             try:
                 wrong = ray.get(ready[0])
@@ -112,11 +119,15 @@ def _cluster() -> Iterator[Any]:
         ray: Any = import_module("ray")
     except ImportError:
         raise UserError("--engine ray: Ray is not installed: pip install 'pavinterp[ray]'") from None
-    own = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
+    address = os.environ.get("RAY_ADDRESS")
+    own = {} if address else {"include_dashboard": False}
     was_there = ray.is_initialized()
     try:
         if not was_there:
-            ray.init(logging_level="ERROR", log_to_driver=False, **own)
+            if address and (at := re.fullmatch(r"(?:ray://)?([^/:]+):(\d+)", address)):
+                socket.create_connection((at[1], int(at[2])), timeout=5).close()  # Ray itself asks for minutes
+            with _our_signals():
+                ray.init(logging_level="ERROR", log_to_driver=False, **own)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         where = os.environ.get("RAY_ADDRESS", "this machine")
         raise UserError(f"--engine ray: no cluster at {where} ({str(error).splitlines()[0]:.150})") from error
@@ -125,6 +136,19 @@ def _cluster() -> Iterator[Any]:
     finally:
         if not was_there:
             ray.shutdown()
+
+
+@contextmanager
+def _our_signals() -> Iterator[None]:
+    """Ray puts handlers of its own in the place of those that end a command by a line; put them back."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # not in the main thread, which alone may handle signals
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
 
 
 def _workers(ray: Any, wanted: int | None) -> list[Any]:

@@ -52,22 +52,32 @@ class Reading:
         """The layers that the experiment is about."""
         return shapes_of(self.shapes, self.layers)
 
+    def work(self, what: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """All that the numbers of this work depend on.
+
+        Args:
+            what: the experiment.
+            arguments: all that its numbers depend on beside model and text.
+
+        Raises:
+            UserError: there are hooks on the model: nothing tells whether they are those of another process.
+        """
+        return work(self.handle, self.shapes, self.text, what, arguments)
+
     def pieces(
         self, what: str, arguments: dict[str, Any], resume: bool, parts: Path | None = None, *, stay: bool = False
     ) -> AbstractContextManager[Pieces]:
         """Finished parts of this work: of other processes (interrupted ones, or shards), and to be kept by this one.
 
         Args:
-            what: the experiment.
-            arguments: all that its numbers depend on beside model and text.
+            what, arguments: as for `work`.
             resume: False keeps and reads nothing.
             parts, stay: as for `kept_pieces`.
 
         Raises:
-            UserError: there are hooks on the model: nothing tells whether they are those of the interrupted process.
+            UserError: as for `work`.
         """
-        of = work(self.handle, self.shapes, self.text, what, arguments) if resume else None
-        return kept_pieces(of, parts, stay=stay)
+        return kept_pieces(self.work(what, arguments) if resume else None, parts, stay=stay)
 
     def arguments(self, **own: Any) -> dict[str, Any]:
         """Arguments as they took effect, for the manifest: what was read, then the experiment's own."""

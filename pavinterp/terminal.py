@@ -113,11 +113,11 @@ def print_models(table: pd.DataFrame) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    columns = ["model", "revision", "status", "heads", "certificate", "error_free", "graded", "beyond"]
+    columns = ["model", "revision", "status", "heads", "certificate", "regimes"]
     shown = [name for name in columns if name in table.columns and table[name].notna().any()]
     drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
     for name in shown:
-        words = name in ("model", "revision", "status")
+        words = name in ("model", "revision", "status", "regimes")
         drawn.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     for row in table[shown].itertuples(index=False):
         cells = dict(zip(shown, row, strict=True))

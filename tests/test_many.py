@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 from tiny import llama, model_folder
 
-from pavinterp import cli, jobs
+from pavinterp import cli, jobs, store
 from pavinterp.errors import UserError
 from pavinterp.many import jobs_of, read_models
 
@@ -25,9 +26,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A list of two tiny models and one that is not there between them."""
     folder = tmp_path_factory.mktemp("models")
     for i in range(2):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(i)
-            model_folder(folder / f"m{i}", llama())
+        model = llama()
+        with torch.no_grad():
+            model.model.layers[0].self_attn.q_proj.weight.mul_(1 + i)
+        model_folder(folder / f"m{i}", model)
     lines = ["# tiny ones", f"{folder}/m0", "", f"{folder}/not-there  # gone", f"{folder}/m1"]
     (folder / "models.txt").write_text("\n".join(lines))
     return folder / "models.txt"
@@ -68,7 +70,7 @@ def test_each_model_has_the_run_that_it_would_have_alone(models, tmp_path, capsy
     for name in ("m0", "m1"):
         report(models.parent / name, "--out", tmp_path / name)
         same_files(tmp_path / "all" / name, tmp_path / name)
-    assert sorted(os.listdir(tmp_path / "all")) == ["m0", "m1", "models.csv", "sweep.json"]
+    assert sorted(os.listdir(tmp_path / "all")) == ["m0", "m1", "models.csv"]
 
 
 def test_the_same_call_again_measures_what_is_missing(models, tmp_path, monkeypatch, capsys):
@@ -84,18 +86,65 @@ def test_the_same_call_again_measures_what_is_missing(models, tmp_path, monkeypa
     assert [row["status"] for row in found] == ["there already", "failed", "measured"]
     assert (tmp_path / "all" / "m0" / "manifest.json").read_bytes() == made
     for more, said in (
-        (["--seed", "1"], "seed 0 there, 1 here"),
-        (["--context", "24"], "context 32 there, 24 here"),
+        (["--no-pages", "--seed", "1"], "seed 0 there, 1 here"),
+        (["--no-pages", "--context", "24"], "context 32 there, 24 here"),
         ([], "with_pages False there, True here"),
     ):
         with pytest.raises(SystemExit) as end:
-            cli.main(
-                ["sweep", str(models), "--out", str(tmp_path / "all"), *SIZE, *more, *(["--no-pages"] * bool(more))]
-            )
+            cli.main(["sweep", str(models), "--out", str(tmp_path / "all"), *SIZE, *more])
         assert end.value.code == 2
-        assert f"holds a sweep with other arguments ({said})" in capsys.readouterr().err
+        assert f"m0 is of a sweep with other arguments ({said})" in capsys.readouterr().err
     assert sweep(models, "--out", tmp_path / "all", "--no-pages", "--overwrite") == 2
     assert (tmp_path / "all" / "m0" / "manifest.json").read_bytes() != made
+
+
+def seeds(folder: Path) -> list[int]:
+    return [store.read_manifest(path.parent)["seed"] for path in sorted(folder.glob("*/manifest.json"))]
+
+
+def test_runs_of_two_sweeps_are_never_taken_for_one(models, tmp_path, capsys):
+    """A shorter list with --overwrite leaves the other model's old run, which the longer list then names."""
+    (tmp_path / "one.txt").write_text(f"{models.parent}/m0\n")
+    (tmp_path / "two.txt").write_text(f"{models.parent}/m0\n{models.parent}/m1\n")
+    where = ["--out", tmp_path / "all", "--no-pages"]
+    assert sweep(tmp_path / "two.txt", *where) == 0
+    assert sweep(tmp_path / "one.txt", *where, "--seed", "1", "--overwrite") == 0
+    assert seeds(tmp_path / "all") == [1, 0]
+    assert sweep(tmp_path / "two.txt", *where, "--seed", "1") == 2
+    assert "m1 is of a sweep with other arguments (seed 0 there, 1 here)" in capsys.readouterr().err
+    assert sweep(tmp_path / "two.txt", *where, "--seed", "1", "--overwrite") == 0
+    assert seeds(tmp_path / "all") == [1, 1]
+
+
+@pytest.mark.parametrize("what", ["weights", "name", "text"])
+def test_what_was_changed_meanwhile_is_not_there_already(what, models, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("to be or not to be that is the question " * 40)
+    shutil.copytree(models.parent / "m0", tmp_path / "here" / "m")
+    (tmp_path / "list.txt").write_text(f"{tmp_path}/here/m\n")
+    call = [tmp_path / "list.txt", "--out", tmp_path / "all", "--no-pages", "--corpus", tmp_path / "text.txt"]
+    assert sweep(*call) == 0
+    assert sweep(*call) == 0
+    assert "there already" in capsys.readouterr().out
+    if what == "text":
+        (tmp_path / "text.txt").write_text("whether tis nobler in the mind to suffer " * 40)
+    elif what == "weights":
+        shutil.copytree(models.parent / "m1", tmp_path / "here" / "m", dirs_exist_ok=True)
+    else:
+        shutil.copytree(models.parent / "m1", tmp_path / "there" / "m")
+        (tmp_path / "list.txt").write_text(f"{tmp_path}/there/m\n")
+    assert sweep(*call) == 2
+    assert "m is of other weights, text or versions: --overwrite measures them again" in capsys.readouterr().err
+    assert sweep(*call, "--overwrite") == 0
+
+
+def test_files_of_somebody_else_stay(models, tmp_path, capsys):
+    (tmp_path / "models.csv").write_text("mine")
+    for more in ([], ["--overwrite"]):
+        assert sweep(models, "--out", tmp_path, *more) == 2
+        assert "models.csv was not written by a sweep and is not replaced" in capsys.readouterr().err
+    assert sweep(models, "--out", "") == 2
+    assert (tmp_path / "models.csv").read_text() == "mine"
+    assert os.listdir(tmp_path) == ["models.csv"]
 
 
 def test_a_run_that_no_sweep_made_is_not_taken_for_one(models, tmp_path, capsys):
@@ -124,7 +173,8 @@ def test_lists_that_are_none(content, said, tmp_path):
 
 def test_checkpoints_have_folders_of_their_own(tmp_path):
     (tmp_path / "list").write_text("a/pythia --revision step1\na/pythia --revision step2\na/pythia\n")
-    like = jobs.Job(options={"corpus": "demo"}, measure={}, folder=tmp_path)
+    options = {"corpus": "demo", "text_field": "text", "max_documents": None, "dtype": "float32", "tokenizer": None}
+    like = jobs.Job(options=options, measure={}, folder=tmp_path)
     found = jobs_of(read_models(tmp_path / "list"), like)
     assert [job.folder.name for job in found] == ["pythia-step1", "pythia-step2", "pythia"]
     assert [job.options["revision"] for job in found] == ["step1", "step2", None]
@@ -160,7 +210,7 @@ def cluster():
 def test_a_cluster_gives_what_one_process_gives(cluster, models, tmp_path, capsys):
     assert sweep(models, "--out", tmp_path / "ray", "--engine", "ray", "--workers", "2", "--shards", "3") == 2
     assert "not-there: no folder" in capsys.readouterr().err
-    assert sorted(os.listdir(tmp_path / "ray")) == ["m0", "m1", "models.csv", "sweep.json"]
+    assert sorted(os.listdir(tmp_path / "ray")) == ["m0", "m1", "models.csv"]
     report(models.parent / "m0", "--out", tmp_path / "m0", "--engine", "ray", "--workers", "2")
     assert sorted(os.listdir(tmp_path)) == ["m0", "ray"]
     for name in ("m0", "m1"):

@@ -162,6 +162,17 @@ def test_what_a_killed_process_left_is_put_right(tmp_path: Path, after: int, hol
     assert (target / "heads.csv").read_text() == holds
 
 
+def test_only_what_pavinterp_left_is_put_right(tmp_path: Path) -> None:
+    for name in (".gpt2.old-photos", ".gpt2.partial-notes", ".gpt2.old-77777", ".gpt2.partial-77777"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("years of work")
+    before = sorted(os.listdir(tmp_path))
+    check_folder(tmp_path / "gpt2")
+    with new_folder(tmp_path / "gpt2"):
+        pass
+    assert sorted(os.listdir(tmp_path)) == sorted([*before, "gpt2"])
+
+
 def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     with new_folder(tmp_path / "gpt2") as folder:
         (folder / "heads.csv").write_text("new")

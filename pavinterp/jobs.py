@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,25 +55,24 @@ class Job:
 class Loaded:
     """The model and the text that were loaded last: jobs and shares of jobs that follow one another use them again."""
 
-    of_model: dict[str, Any] | None = None
-    of_text: dict[str, Any] | None = None
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: dict[tuple[str, ...], tuple[dict[str, Any], Any]] = field(default_factory=dict)
 
     def model(self, job: Job, progress: Progress) -> ModelHandle:
         """The model of a job."""
-        if self.of_model != (wanted := {name: job.options[name] for name in OF_MODEL}):
-            self.of_model = self.kept["model"] = None  # before the next: two need not fit
-            self.kept["model"], self.of_model = load_model(wanted, progress), wanted
-        model: ModelHandle = self.kept["model"]
+        model: ModelHandle = self._of(job, OF_MODEL, load_model, progress)
         return model
 
     def text(self, job: Job, progress: Progress) -> Corpus:
         """The text of a job."""
-        if self.of_text != (wanted := {name: job.options[name] for name in OF_TEXT}):
-            self.of_text = self.kept["text"] = None
-            self.kept["text"], self.of_text = read_text(wanted, progress), wanted
-        text: Corpus = self.kept["text"]
+        text: Corpus = self._of(job, OF_TEXT, read_text, progress)
         return text
+
+    def _of(self, job: Job, names: tuple[str, ...], make: Callable[..., Any], progress: Progress) -> Any:
+        wanted = {name: job.options[name] for name in names}
+        if names not in self.kept or self.kept[names][0] != wanted:
+            self.kept.pop(names, None)  # before the next: two need not fit
+            self.kept[names] = wanted, make(wanted, progress)
+        return self.kept[names][1]
 
 
 def share(job: Job, shard: tuple[int, int], progress: Progress, loaded: Loaded) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -39,15 +39,14 @@ def read_models(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path}: the list of models cannot be read ({error}): one model a line") from error
     found = []
     for number, line in enumerate(lines, 1):
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError as error:
-            raise UserError(f"{path} line {number}: {error}") from error
-        if not words:
+        # no shell quoting: backslashes are those of paths
+        said = re.sub(r"(^|\s)#.*", "", line).strip()
+        if not said:
             continue
-        if len(words) not in (1, 3) or (len(words) == 3 and words[1] != "--revision"):
+        match = re.fullmatch(r"""(["']?)(.+?)\1(?:\s+--revision\s+(\S+))?""", said)
+        if not match or match[2][0] in "-\"'" or " --" in match[2]:
             raise UserError(f"{path} line {number}: give MODEL, or MODEL --revision NAME, not {line:.60}")
-        found.append({"model": words[0], "revision": words[2] if len(words) == 3 else None})
+        found.append({"model": match[2], "revision": match[3]})
     if not found:
         raise UserError(f"{path} names no model: one a line")
     return found
@@ -104,6 +103,7 @@ def measure_many(
         _make(folder, table)
         status: dict[Path, tuple[str, str | None]] = {}
         loaded = Loaded()
+        loaded.text(jobs[0], progress)  # that of all of them: what is wrong with it is said once
         for job in standing:
             status[job.folder] = _looked_at(job, progress, loaded)
         todo = [job for job in jobs if job not in standing]

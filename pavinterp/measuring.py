@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -89,26 +89,12 @@ def measure(
     layers, seed = check_arguments(tests, layers, seed, batch, bos, progress)
     require_yes_or_no("resume", resume)
     folder, resume = (None, resume) if parts is None else (Path(parts), True)
-    with _opened(
-        model,
-        corpus,
-        context,
-        sequences,
-        tests,
-        layers,
-        seed,
-        batch,
-        bos,
-        capture,
-        progress,
-        resume=resume,
-        parts=folder,
-        stay=False,
-    ) as (
-        read,
-        probe,
-        pieces,
+    own = {"tests": tests, "seed": seed, "batch": batch, "bos": bos, "capture": capture}
+    with (
+        _reading(model, corpus, context, sequences, layers, progress, own) as read,
+        read.pieces("measure", _of(read, own), resume, folder) as pieces,
     ):
+        probe = _probe(read.handle, read.text, bos, seed)
         handle, shapes, stimuli = read.handle, read.shapes, read.text
         norms = find_norms(handle, torch.from_numpy(stimuli.tokens[0][None, :MIN_TOKENS]).long().to(handle.device))
         frames: dict[str, list[pd.DataFrame]] = {"records": [], "tests": [], "spectra": []}
@@ -126,7 +112,7 @@ def measure(
             read.stage("strongest associations", 0, 1)
             found = find_examples(handle, stimuli, norms, tests=tests, layers=read.layers, seed=seed)
             read.stage("strongest associations", 1, 1)
-        arguments = read.arguments(**_own(tests, seed, batch, bos, capture))
+        arguments = read.arguments(**_shown(own))
     records = pd.concat(frames["records"], ignore_index=True).sort_values(
         ["stimuli", "sequence", "layer", "head"], ascending=[False, True, True, True], ignore_index=True
     )
@@ -193,68 +179,16 @@ def measure_shard(
     require_whole("shard", i, 1)
     if i > of:
         raise UserError(f"shard {i} of {of}: shards count from 1 to {of}")
-    with _opened(
-        model,
-        corpus,
-        context,
-        sequences,
-        tests,
-        layers,
-        seed,
-        batch,
-        bos,
-        capture,
-        progress,
-        resume=True,
-        parts=Path(parts),
-        stay=True,
-    ) as (
-        read,
-        probe,
-        pieces,
+    own = {"tests": tests, "seed": seed, "batch": batch, "bos": bos, "capture": capture}
+    with (
+        _reading(model, corpus, context, sequences, layers, progress, own) as read,
+        read.pieces("measure", _of(read, own), True, Path(parts), stay=True) as pieces,
     ):
+        probe = _probe(read.handle, read.text, bos, seed)
         done = sum(1 for _ in _batches(read, probe, pieces, tests, seed, batch, (i, of)))
         if pieces.folder is None:
             raise UserError(f"the share could not be kept in {parts}: free some space and measure it again")
     return done
-
-
-@contextmanager
-def _opened(
-    model: Any,
-    corpus: Any,
-    context: int | None,
-    sequences: int | None,
-    tests: int | None,
-    layers: list[int] | None,
-    seed: int,
-    batch: int | None,
-    bos: str,
-    capture: str,
-    progress: Progress | Literal[False] | None,
-    *,
-    resume: bool,
-    parts: Path | None,
-    stay: bool,
-) -> Iterator[tuple[Reading, Stimuli, Pieces]]:
-    """The model and text of a measurement, the repeated random tokens, and what is finished of it."""
-    with (
-        reading(
-            model,
-            corpus,
-            context=context,
-            sequences=sequences,
-            usual_sequences=SEQUENCES,
-            usual_context=CONTEXT,
-            layers=layers,
-            seed=seed,
-            bos=bos,
-            capture=capture,
-            progress=progress,
-        ) as read,
-        read.pieces("measure", _of(read, tests, seed, batch, bos, capture), resume, parts, stay=stay) as pieces,
-    ):
-        yield read, _probe(read.handle, read.text, bos, seed), pieces
 
 
 def work_of(
@@ -275,7 +209,21 @@ def work_of(
     Raises:
         UserError: as for `measure`.
     """
-    with reading(
+    own = {"tests": tests, "seed": seed, "batch": batch, "bos": bos, "capture": capture}
+    with _reading(model, corpus, context, sequences, layers, False, own) as read:
+        return digest(read.work("measure", _of(read, own)))
+
+
+def _reading(
+    model: Any,
+    corpus: Any,
+    context: int | None,
+    sequences: int | None,
+    layers: list[int] | None,
+    progress: Progress | Literal[False] | None,
+    own: dict[str, Any],
+) -> AbstractContextManager[Reading]:
+    return reading(
         model,
         corpus,
         context=context,
@@ -283,29 +231,22 @@ def work_of(
         usual_sequences=SEQUENCES,
         usual_context=CONTEXT,
         layers=layers,
-        seed=seed,
-        bos=bos,
-        capture=capture,
-        progress=False,
-    ) as read:
-        return digest(read.work("measure", _of(read, tests, seed, batch, bos, capture)))
+        seed=own["seed"],
+        bos=own["bos"],
+        capture=own["capture"],
+        progress=progress,
+    )
 
 
-def _of(read: Reading, tests: int | None, seed: int, batch: int | None, bos: str, capture: str) -> dict[str, Any]:
+def _of(read: Reading, own: dict[str, Any]) -> dict[str, Any]:
     """All that the records depend on beside model and text."""
     columns = [column.name for measure in all_measures() for column in measure.columns]
-    return read.arguments(**_own(tests, seed, batch, bos, capture), columns=columns)
+    return read.arguments(**_shown(own), columns=columns)
 
 
-def _own(tests: int | None, seed: int, batch: int | None, bos: str, capture: str) -> dict[str, Any]:
+def _shown(own: dict[str, Any]) -> dict[str, Any]:
     """Arguments beside those that every reading has, as they took effect."""
-    return {
-        "tests": "all" if tests is None else tests,
-        "seed": seed,
-        "batch": batch or "auto",
-        "bos": bos,
-        "capture": capture,
-    }
+    return own | {"tests": "all" if own["tests"] is None else own["tests"], "batch": own["batch"] or "auto"}
 
 
 def _batches(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -50,6 +52,11 @@ from pavinterp.options import (
     parse_shard,
     parse_tests,
 )
+
+if TYPE_CHECKING:
+    from pavinterp.jobs import Job
+    from pavinterp.progress import Progress
+    from pavinterp.run import Run
 
 FirstLooks = Annotated[bool, typer.Option("--fast", help="Experiments of --with as first looks only.")]
 
@@ -97,7 +104,7 @@ def measuring(with_pages: bool) -> Callable[..., None]:
         if share is None:
             from pavinterp.output import check_folder
 
-            check_folder(str(folder) if out is None else out, overwrite)  # before the work, not after it
+            check_folder(folder if out is None else out, overwrite)  # before the work, not after it
         if pages is not None and not with_pages:
             raise UserError("--pages: measure writes no pages; use report, or leave it out")
 
@@ -190,10 +197,12 @@ def sweep(
         terminal.print_models(table)
         print(folder / "models.csv")
     if failed := int((table["status"] == "failed").sum()):
-        raise UserError(f"{failed} of {len(table)} models failed: the same command tries them again")
+        raise UserError(
+            f"{failed} of {len(table)} models failed; when what is said of each is mended, the same command goes on"
+        )
 
 
-def _job(ctx: typer.Context, folder: Path, with_pages: bool) -> Any:
+def _job(ctx: typer.Context, folder: Path, with_pages: bool) -> Job:
     """What the options of a command ask for; those of a sweep are like every model's."""
     from pavinterp.jobs import OF_MODEL, OF_TEXT, Job
 
@@ -234,21 +243,19 @@ def _check_engine(engine: str, workers: int | None, shards: int | None, shard: s
         raise UserError("--shard with --engine ray: Ray makes the shares itself; leave one of them out")
 
 
-def _on_ray(job: Any, progress: Any, workers: int | None, shards: int | None) -> Any:
+def _on_ray(job: Job, progress: Progress, workers: int | None, shards: int | None) -> Run:
     """The run of one job that workers of a cluster did."""
-    from contextlib import suppress
-    from dataclasses import replace
-
     from pavinterp.pieces import digest
     from pavinterp.ray_engine import on_ray
     from pavinterp.run import Run
 
-    if job.parts is None:  # beside the run, on a disk that the workers see too
+    parts = job.parts
+    if parts is None:  # beside the run, on a disk that the workers see too
         asked = digest({"options": dict(job.options), "measure": dict(job.measure)})
-        job = replace(job, parts=job.folder.absolute().with_name(f".{job.folder.name}.parts-{asked}"))
-    for _, wrong in on_ray([job], progress, workers=workers, shards=shards):
+        parts = job.folder.absolute().with_name(f".{job.folder.name}.parts-{asked}")
+    for _, wrong in on_ray([replace(job, parts=parts)], progress, workers=workers, shards=shards):
         if wrong is not None:
             raise UserError(wrong)
     with suppress(OSError):
-        job.parts.rmdir()
+        parts.rmdir()
     return Run.load(job.folder)

@@ -147,11 +147,7 @@ def parse_tests(text: str) -> int | None:
     Raises:
         UserError: neither a positive whole number nor `all`.
     """
-    if text == "all":
-        return None
-    if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < 1:
-        raise UserError(f"--tests {text:.20}: give a whole number of at least 1, or all")
-    return int(text)
+    return _count_or("all", "--tests", text)
 
 
 def parse_batch(text: str) -> int | None:
@@ -160,10 +156,14 @@ def parse_batch(text: str) -> int | None:
     Raises:
         UserError: neither a positive whole number nor `auto`.
     """
-    if text == "auto":
+    return _count_or("auto", "--batch", text)
+
+
+def _count_or(word: str, option: str, text: str) -> int | None:
+    if text == word:
         return None
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < 1:
-        raise UserError(f"--batch {text:.20}: give a whole number of at least 1, or auto")
+        raise UserError(f"{option} {text:.20}: give a whole number of at least 1, or {word}")
     return int(text)
 
 

@@ -18,6 +18,7 @@ from pavinterp.jobs import Job, Loaded, perform, share
 from pavinterp.progress import Progress
 
 LOSSES = 3  # times that a worker is replaced, and that a task is given to another one
+Task = tuple[Job, tuple[int, int] | None]  # a share of a job, or (None) what puts its shares together
 STAGE = "shares and reports of all models"
 
 
@@ -71,7 +72,7 @@ def on_ray(
         shards = shards or 4 * len(crew)
         tasks = [(job, (i, shards)) for job in jobs for i in range(1, shards + 1)]
         left = {id(job): shards for job in jobs}
-        waiting: deque[tuple[Job, tuple[int, int] | None]] = deque(tasks)
+        waiting: deque[Task] = deque(tasks)
         failed: set[int] = set()
         busy: dict[Any, tuple[int, Job, tuple[int, int] | None]] = {}
         models: dict[int, Any] = {}  # by worker, the options of the model that it has
@@ -81,11 +82,9 @@ def on_ray(
             for number in set(range(len(crew))) - {worker for worker, _, _ in busy.values()}:
                 if not waiting:
                     break
-                # a model is loaded once where it can be: take what is for the one that this worker has
-                own = next((task for task in waiting if task[0].options == models.get(number)), waiting[0])
-                waiting.remove(own)
-                models[number] = own[0].options
-                busy[crew[number].do.remote(*own)] = (number, *own)
+                task = _taken(waiting, models.get(number))
+                models[number] = task[0].options
+                busy[crew[number].do.remote(*task)] = (number, *task)
             try:
                 ready, _ = ray.wait(list(busy), num_returns=1)
             except KeyboardInterrupt as error:
@@ -109,7 +108,14 @@ def on_ray(
                 left[id(job)] -= 1
                 if left[id(job)] == 0:
                     waiting.appendleft((job, None))
-            progress(STAGE, min(done, total), total)
+            progress(STAGE, done, total)
+
+
+def _taken(waiting: deque[Task], loaded: Any) -> Task:
+    """Takes a task out of those that wait: one of the model that the worker has loaded, if there is any."""
+    task = next((task for task in waiting if task[0].options == loaded), waiting[0])
+    waiting.remove(task)
+    return task
 
 
 @contextmanager

@@ -142,6 +142,9 @@ def bootstrap(
     """
     codes, labels = pd.factorize(cluster, sort=True)
     heads, cell = _cells(records, codes)
+    if len(labels) < FEWEST_CLUSTERS:
+        keys = [records["layer"], records["head"]]
+        return records.groupby(keys)[names].mean().set_axis(heads).astype(np.float64), None, len(labels)
     rng = np.random.default_rng(seed)
     weights = rng.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), size=DRAWS).astype(np.float64)
     light = weights.astype(np.float32)
@@ -167,7 +170,7 @@ def bootstrap(
             within = np.abs(about).max(initial=0.0) < 1e30
             summed = light @ about.astype(np.float32) if within else weights @ about
             drawn[..., i] = middle + summed / (exact @ count.astype(exact.dtype) if some else drawn_of_all)
-    return estimate, None if len(labels) < FEWEST_CLUSTERS else drawn, len(labels)
+    return estimate, drawn, len(labels)
 
 
 def _cells(records: pd.DataFrame, codes: np.ndarray) -> tuple[pd.MultiIndex, np.ndarray]:

@@ -121,9 +121,7 @@ def print_models(table: pd.DataFrame) -> None:
         drawn.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     for row in table[shown].itertuples(index=False):
         cells = dict(zip(shown, row, strict=True))
-        drawn.add_row(
-            *("" if value is None or value != value else _of_model(name, value) for name, value in cells.items())
-        )
+        drawn.add_row(*(_of_model(name, value) for name, value in cells.items()))
     Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False, emoji=False).print(drawn)
     for row in table[table["status"] == "failed"].itertuples():
         print(f"{row.model}: {row.why}", file=sys.stderr)

@@ -60,7 +60,7 @@ def same_files(one: Path, other: Path) -> None:
 def test_each_model_has_the_run_that_it_would_have_alone(models, tmp_path, capsys):
     assert sweep(models, "--out", tmp_path / "all") == 2
     out, err = capsys.readouterr()
-    assert "1 of 3 models failed: the same command tries them again" in err
+    assert "1 of 3 models failed; when what is said of each is mended" in err
     assert "not-there: no folder" in err
     assert [line.split()[1] for line in out.splitlines()[2:5]] == ["measured", "failed", "measured"]
     table = pd.read_csv(tmp_path / "all" / "models.csv").set_index("model")
@@ -159,7 +159,7 @@ def test_a_run_that_no_sweep_made_is_not_taken_for_one(models, tmp_path, capsys)
         ("", "names no model"),
         ("# only this", "names no model"),
         ("gpt2 --context 12", "line 1: give MODEL, or MODEL --revision NAME"),
-        ("gpt2\n'half", "line 2: No closing quotation"),
+        ("gpt2\n'half", "line 2: give MODEL"),
         (b"\xff\xfe\x00", "cannot be read"),
     ],
 )
@@ -169,6 +169,23 @@ def test_lists_that_are_none(content, said, tmp_path):
         read_models(tmp_path / "list")
     with pytest.raises(UserError, match="cannot be read"):
         read_models(tmp_path / "no list")
+
+
+def test_lines_of_a_list(tmp_path):
+    lines = ["C:\\models\\gpt2  # here", "'a b/c'", "/home/o'b/m --revision v1", '"x y" --revision main', "a#b"]
+    (tmp_path / "list").write_text("\n".join(lines))
+    assert [(line["model"], line["revision"]) for line in read_models(tmp_path / "list")] == [
+        ("C:\\models\\gpt2", None),
+        ("a b/c", None),
+        ("/home/o'b/m", "v1"),
+        ("x y", "main"),
+        ("a#b", None),
+    ]
+
+
+def test_a_mistyped_text_is_said_once(models, tmp_path, capsys):
+    assert sweep(models, "--out", tmp_path / "out", "--corpus", tmp_path / "none.txt") == 2
+    assert capsys.readouterr().err.count("none.txt") == 1
 
 
 def test_checkpoints_have_folders_of_their_own(tmp_path):

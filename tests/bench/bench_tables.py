@@ -1,6 +1,6 @@
 """How long the table of heads with its intervals takes, from records that are in memory; no model, no text.
 
-python tests/bench/bench_tables.py                        # 32 layers x 32 heads, 10,000 documents, 2 threads
+OMP_NUM_THREADS=2 python tests/bench/bench_tables.py      # 32 layers x 32 heads, 10,000 documents
 python tests/bench/bench_tables.py --documents 100        # as many sequences, a hundred a document
 """
 

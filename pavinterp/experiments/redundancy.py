@@ -53,6 +53,8 @@ class HeadRedundancy:
             their redundancy index.
         effects: one row per layer x group x ablation x sequence.
         manifest: how it came about; `intervals` in it says how those were made, or why there are none.
+
+    The tables carry "units" and "descriptions" in `.attrs`.
     """
 
     heads: pd.DataFrame
@@ -221,14 +223,17 @@ def head_redundancy(
     found = Effects.of(frame, weights, certificate.tolerance(handle.dtype) ** 2)
     note = interval_note(records)
     arguments = read.arguments(**own)
+    made = {
+        "heads": tables.head_table(alike, found),
+        "layers": tables.layer_table(alike, found),
+        "total": tables.total_table(alike),
+        "pairs": tables.pair_table(alike, found),
+        "groups": tables.group_table(alike, found),
+        "control": tables.control_table(alike, found),
+        "correlations": tables.correlation_table(alike, found),
+    }
     return HeadRedundancy(
-        heads=tables.head_table(alike, found),
-        layers=tables.layer_table(alike, found),
-        total=tables.total_table(alike),
-        pairs=tables.pair_table(alike, found),
-        groups=tables.group_table(alike, found),
-        control=tables.control_table(alike, found),
-        correlations=tables.correlation_table(alike, found),
+        **{name: tables.described(table, note) for name, table in made.items()},
         effects=frame,
         manifest=describe_experiment(handle, read.shapes, text, arguments, residuals, note, command),
     )

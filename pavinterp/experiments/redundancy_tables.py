@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pavinterp.experiment import definitions
 from pavinterp.experiments.group_effects import ABLATIONS, key
 from pavinterp.experiments.head_clusters import CLUSTER, CONTROL, HEAD, LAYER, PAIR, Clusters, Group, name_of
 from pavinterp.experiments.resampling import interval, means, spearman
@@ -20,6 +21,40 @@ Array = npt.NDArray[np.float64]
 PREDICTORS = ("cka", "alignment", "overlap")
 OUTCOMES = ("loss_index", "divergence_index", "interaction")
 FEWEST_PAIRS = 4  # of a layer whose ranks say something
+INDEX = (
+    "effect of ablating the heads together less the sum of the effects of ablating them one at a time; above 0 they "
+)
+INDEX += "stand in for each other."
+COLUMNS = {
+    "distinct": ("heads", "Effective number of distinct heads: participation ratio of the eigenvalues of their CKA."),
+    "similarity": (
+        "CKA",
+        "Mean linear CKA of pairs of heads of the layer: the head's with the others, or all of them.",
+    ),
+    "cka": (
+        "CKA",
+        "Linear CKA of two heads' writes, unbiased over positions of different documents; mean of a group's.",
+    ),
+    "nearest_cka": ("CKA", "Linear CKA with the head of the layer that it is most like."),
+    "alignment": (
+        "cosine, -1 to 1",
+        "Whether both write the same vector: covariance of writes over the root of both variances.",
+    ),
+    "overlap": ("fraction, 0 to 1", "Mean squared cosine of the principal angles between the images of W_O."),
+    "overlap_expected": ("fraction, 0 to 1", "The overlap of random subspaces of the same dimensions."),
+    "cut": ("CKA", "Mean CKA down to which heads are joined to clusters (average linkage)."),
+    "silhouette": ("-1 to 1", "How much nearer heads are to their own cluster than to the next, mean over heads."),
+    "loss_change": ("nats per token", "Rise of the next-token loss where the heads are ablated."),
+    "divergence": ("nats", "KL divergence of the whole model's next-token predictions from those without the heads."),
+    "loss_index": ("nats per token", f"Redundancy index in loss: {INDEX}"),
+    "divergence_index": ("nats", f"Redundancy index in KL divergence: {INDEX}"),
+    "interaction": ("about -1 to 1", "The divergence's index of two heads over twice the root of their divergences."),
+    "cluster_index": ("as outcome", "Mean redundancy index of clusters, per pair of heads in a cluster."),
+    "control_index": ("as outcome", "The same of random groups of the same size from the same layer."),
+    "difference": ("as outcome", "Clusters less random groups."),
+    "rank_correlation": ("Spearman's rho", "Over pairs of heads, of the predictor with the redundancy index."),
+}
+"""Units and definitions, of names as they are and after the name of an ablation."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +119,17 @@ class Effects:
             some = np.minimum(*singles) > self.least
             found = np.where(some, found / (2 * np.sqrt(np.where(some, singles[0] * singles[1], 1))), np.nan)
         return np.asarray(found)
+
+
+def described(table: pd.DataFrame, intervals: str) -> pd.DataFrame:
+    """The same with units, descriptions and how the intervals were made in `.attrs`."""
+    starts = ("", *(f"{ablation}{of}_" for ablation in ABLATIONS for of in ("", "_ablation")))
+    columns = set(map(str, table.columns))
+    known = {
+        f"{start}{name}": what for name, what in COLUMNS.items() for start in starts if f"{start}{name}" in columns
+    }
+    table.attrs = definitions(known) | {"intervals": intervals}
+    return table
 
 
 def ends(name: str, drawn: Array) -> dict[str, float]:
@@ -177,7 +223,7 @@ def group_table(alike: Mapping[int, Alike], effects: Effects) -> pd.DataFrame:
             for outcome in OUTCOMES[:2]:
                 row |= ends(outcome, effects.index(ablation, outcome, layer, group.heads))
             rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["layer", "kind", "name", "heads", "of", "ablation"])
 
 
 def control_table(alike: Mapping[int, Alike], effects: Effects) -> pd.DataFrame:

@@ -312,6 +312,9 @@ def test_tables_are_of_one_another():
         together = means.loc[(1, "resampling", heads)]
         assert row["loss_index"] == pytest.approx(together["loss_change"] - sum(s["loss_change"] for s in singles))
         assert row["divergence_lo"] < row["divergence"] < row["divergence_hi"]
+    assert found.pairs.attrs["units"]["resampling_loss_index"] == "nats per token"
+    assert found.heads.attrs["units"]["mean_ablation_divergence"] == "nats"
+    assert "effective number" in found.layers.attrs["descriptions"]["distinct"].lower()
     numbers = found.experiment()
     assert list(numbers.numbers) == [
         f"{n}{e}" for n in ("head_similarity", "ablation_loss") for e in ("", "_lo", "_hi")

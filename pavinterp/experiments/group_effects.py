@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -55,7 +55,7 @@ def effects(
     short = continuing(handle, first, set(groups))
     parts = []
     for sequence, ids in enumerate(stimuli.tokens):
-        others = _Resampled(handle, stimuli.tokens[partner[sequence]], heads)
+        others = cache(partial(responses, handle, stimuli.tokens[partner[sequence]], heads))  # once, where it is wanted
         for layer, of in groups.items():
             make = partial(_effects, handle, ids, layer, of, means, others, short)
             frame = pieces.frame(f"ablated-{sequence}-{layer}", make)
@@ -65,37 +65,19 @@ def effects(
     return pd.concat(parts, ignore_index=True)[COLUMNS]
 
 
-class _Resampled(Mapping[Head, torch.Tensor]):
-    """Responses to another sequence, asked of the model when the first one is wanted."""
-
-    def __init__(self, handle: ModelHandle, ids: Int[np.ndarray, "n"], heads: set[Head]) -> None:
-        self.ask, self.heads = partial(responses, handle, ids, heads), heads
-        self.found: dict[Head, torch.Tensor] | None = None
-
-    def __getitem__(self, head: Head) -> torch.Tensor:
-        self.found = self.ask() if self.found is None else self.found
-        return self.found[head]
-
-    def __iter__(self) -> Iterator[Head]:
-        return iter(self.heads)
-
-    def __len__(self) -> int:
-        return len(self.heads)
-
-
 def _effects(
     handle: ModelHandle,
     ids: Int[np.ndarray, "n"],
     layer: int,
     of: Sequence[tuple[int, ...]],
     means: Replacement,
-    others: Replacement,
+    others: Callable[[], Replacement],
     short: set[int],
 ) -> pd.DataFrame:
     tokens = torch.from_numpy(ids).long().to(handle.device)
     groups = [[(layer, head) for head in group] for group in of]
     parts = []
-    for ablation, replacement in ((MEAN, means), (RESAMPLING, others)):
+    for ablation, replacement in ((MEAN, means), (RESAMPLING, others())):
         frame = ablated_losses(handle, tokens, groups, replacement, short=short)
         parts.append(frame.assign(members=[key(group) for group in of], ablation=ablation))
     return pd.concat(parts, ignore_index=True)

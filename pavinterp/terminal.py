@@ -339,10 +339,13 @@ def print_redundancy(found: HeadRedundancy) -> None:
     print(f"  all {total['heads']:>5.0f} {_with_interval(total, 'distinct'):>22}")
     clusters = found.groups[found.groups["kind"] == "cluster"] if len(found.groups) else found.groups
     if len(clusters):
-        print(f"\n{'cluster':<28}{'CKA':>6}  {'ablation':<10} {'loss change':>29} {'loss index':>29}")
+        print(f"\n{'cluster':<28}{'CKA':>6}{'alignment':>11}  {'ablation':<10} {'loss change':>29} {'loss index':>29}")
     for row in clusters.to_dict("records"):
         cells = [_with_interval(row, name, four_decimals) for name in ("loss_change", "loss_index")]
-        print(f"{row['name']:<28}{share(row['cka']):>6}  {row['ablation']:<10} {cells[0]:>29} {cells[1]:>29}")
+        print(
+            f"{row['name']:<28}{share(row['cka']):>6}{share(row['alignment']):>11}  {row['ablation']:<10} "
+            f"{cells[0]:>29} {cells[1]:>29}"
+        )
     print("\nindex per pair of heads, clusters against random groups of their size and layer:")
     for row in found.control.reset_index().to_dict("records"):
         cells = [_with_interval(row, name, four_decimals) for name in ("cluster_index", "control_index", "difference")]

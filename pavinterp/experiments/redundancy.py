@@ -39,14 +39,15 @@ class HeadRedundancy:
         heads: one row per (layer, head): `cluster` ("L03: H1+H4+H7", empty for a head that is alone), `similarity`
             (mean CKA with the layer's other heads), `nearest` head and `nearest_cka`; `mean_ablation_loss_change`,
             `mean_ablation_divergence` and the same of `resampling_ablation` (NaN in layers not ablated).
-        layers: one row a layer: `heads`, `distinct` (their effective number), `similarity` (mean CKA of its pairs),
-            `overlap` of `W_O` images and `overlap_expected` of random ones, `clusters`, the `cut` (CKA) they were made
-            at and its `silhouette`; `mean_loss_index`, `mean_divergence_index`, `resampling_...` of all heads at once.
+        layers: one row a layer: `heads`, `distinct` (their effective number), `similarity` (mean CKA of its pairs) and
+            their mean `alignment`, `overlap` of `W_O` images and `overlap_expected` of random ones, `clusters`, the
+            `cut` (CKA) they were made at and its `silhouette`; `mean_loss_index`, `mean_divergence_index`,
+            `resampling_...` of all heads at once.
         total: one row: `heads`, and `distinct` summed over layers.
         pairs: one row per (layer, head, other): `cka`, `alignment`, `overlap`, `overlap_expected`, `one_cluster`,
             `ablated`; where ablated `ABLATION_loss_index`, `ABLATION_divergence_index`, `ABLATION_interaction`.
-        groups: one row per group x ablation: `kind` (pair, cluster, control, layer), `name`, `cka` (mean of its pairs),
-            `loss_change`, `divergence`, `loss_index`, `divergence_index`.
+        groups: one row per group x ablation: `kind` (pair, cluster, control, layer), `name`, `cka` and `alignment`
+            (means of its pairs), `loss_change`, `divergence`, `loss_index`, `divergence_index`.
         control: one row per (ablation, outcome): mean index per pair of heads, of clusters and of random groups of the
             same size from the same layer, and the `difference`.
         correlations: one row per (over, ablation, outcome, predictor): `rank_correlation` of a similarity of pairs with
@@ -120,8 +121,10 @@ def head_redundancy(
     Similarity of two heads of a layer is the linear CKA of their writes to the residual stream, over positions of
     different documents alone (`pavinterp.theory.similarity`: unbiased although positions of one document depend on each
     other). It asks whether the two tell positions apart alike, in whatever directions; `alignment` asks whether they
-    write the same vector, `overlap` whether their `W_O` could. The effective number of distinct heads of a layer is the
-    participation ratio of the eigenvalues of its CKA matrix. Heads of different layers are not compared.
+    write the same vector, `overlap` whether their `W_O` could. Heads that write the opposite of each other are alike by
+    CKA, and aligned at -1: they cancel, and their redundancy index is below 0. The effective number of distinct heads
+    of a layer is the participation ratio of the eigenvalues of its CKA matrix. Heads of different layers are not
+    compared.
 
     Causal check, by mean ablation (the head's mean response over the text at every position) and by resampling ablation
     (its responses to a sequence of another document at the same positions): the redundancy index of a group is the

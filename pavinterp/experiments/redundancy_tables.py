@@ -166,6 +166,7 @@ def layer_table(alike: Mapping[int, Alike], effects: Effects) -> pd.DataFrame:
         pairs = np.triu_indices(len(one.overlap), 1)
         row: dict[str, Any] = {"heads": len(one.overlap)} | ends("distinct", distinct(one.cka))
         row |= ends("similarity", _mean(one.cka[:, pairs[0], pairs[1]]))
+        row |= ends("alignment", _mean(one.alignment[:, pairs[0], pairs[1]]))
         row |= {"overlap": _mean(one.overlap[pairs][None])[0], "overlap_expected": _mean(one.expected[pairs][None])[0]}
         several = [members for members in one.clusters.members if len(members) > 1]
         row |= {"clusters": ", ".join("+".join(f"H{head}" for head in members) for members in several)}
@@ -214,10 +215,11 @@ def group_table(alike: Mapping[int, Alike], effects: Effects) -> pd.DataFrame:
             if group.kind == HEAD:
                 continue
             inside = np.triu_indices(len(group.heads), 1)
-            some = one.cka[0][np.ix_(group.heads, group.heads)][inside]
+            some = np.ix_(group.heads, group.heads)
             row: dict[str, Any] = {"layer": layer, "kind": group.kind, "name": name_of(layer, group.heads)}
             row |= {"heads": len(group.heads), "of": name_of(layer, group.of) if group.of else ""}
-            row |= {"ablation": ablation, "cka": _mean(some[None])[0]}
+            row |= {"ablation": ablation, "cka": _mean(one.cka[0][some][inside][None])[0]}
+            row["alignment"] = _mean(one.alignment[0][some][inside][None])[0]
             for what in ("loss_change", "divergence"):
                 row |= ends(what, effects.effect(ablation, what, layer, group.heads))
             for outcome in OUTCOMES[:2]:

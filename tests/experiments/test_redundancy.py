@@ -31,13 +31,16 @@ TEXT, TOKENS = stimuli(DOCUMENTS), torch.from_numpy(DOCUMENTS[0])
 SMALL = {"pairs": 3, "progress": False}
 
 
-def twins(scale=1.0):
-    """A Llama whose layer 1 has heads 0 and 1 (of one KV head) alike in every weight; all of its writes scaled."""
+def twins(scale=1.0, sign=1):
+    """A Llama whose layer 1 has heads 0 and 1 (of one KV head) alike in every weight; all of its writes scaled.
+
+    `sign`: -1 makes the second write the opposite.
+    """
     model = build("llama")
     attention = model.model.layers[1].self_attn
     with torch.no_grad():
         attention.q_proj.weight[8:16] = attention.q_proj.weight[:8]
-        attention.o_proj.weight[:, 8:16] = attention.o_proj.weight[:, :8]
+        attention.o_proj.weight[:, 8:16] = sign * attention.o_proj.weight[:, :8]
         attention.o_proj.weight *= scale
     return model
 
@@ -140,6 +143,23 @@ def test_small_copies_interact_as_a_quadratic_form_says():
     assert pair / half == pytest.approx(4, rel=0.15)  # of second order
     effect, of_half = (found[scale][1]["mean_ablation_loss_change"] for scale in (0.02, 0.01))
     assert effect / of_half == pytest.approx(2, rel=0.15)  # of first order
+
+
+def test_heads_that_cancel_are_alike_and_have_an_index_below_zero():
+    """x and -x: without both nothing changes, so the index is less both single effects; small ones interact at -1."""
+    found = pi.head_redundancy(twins(sign=-1), TEXT, layers=[1], pairs=6, progress=False)
+    pair = found.pairs.loc[(1, 0, 1)]
+    assert pair["cka"] == pytest.approx(1, abs=1e-5)
+    assert pair["alignment"] == pytest.approx(-1, abs=1e-5)
+    for ablation in ("mean", "resampling"):
+        singles = found.heads.loc[[(1, 0), (1, 1)], f"{ablation}_ablation_divergence"]
+        assert pair[f"{ablation}_divergence_index"] == pytest.approx(-singles.sum(), rel=1e-3)
+        assert singles.min() > 1e-4
+        assert pair[f"{ablation}_loss_index"] == pytest.approx(
+            -found.heads.loc[[(1, 0), (1, 1)], f"{ablation}_ablation_loss_change"].sum(), abs=1e-5
+        )
+    small = pi.head_redundancy(twins(0.02, sign=-1), TEXT, layers=[1], pairs=6, progress=False)
+    assert small.pairs.loc[(1, 0, 1), "mean_interaction"] == pytest.approx(-1, abs=0.03)
 
 
 def test_heads_that_saturate_stand_in_for_each_other():

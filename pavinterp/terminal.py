@@ -346,15 +346,17 @@ def print_redundancy(found: HeadRedundancy) -> None:
             f"{row['name']:<28}{share(row['cka']):>6}{share(row['alignment']):>11}  {row['ablation']:<10} "
             f"{cells[0]:>29} {cells[1]:>29}"
         )
-    print("\nindex per pair of heads, clusters against random groups of their size and layer:")
-    for row in found.control.reset_index().to_dict("records"):
+    control = found.control[found.control["clusters"] > 0].reset_index()
+    if len(control):
+        print("\nindex per pair of heads, clusters against random groups of their size and layer:")
+    for row in control.to_dict("records"):
         cells = [_with_interval(row, name, four_decimals) for name in ("cluster_index", "control_index", "difference")]
         print(
             f"{row['ablation']:>10} {row['outcome']:>16}: {row['clusters']} clusters {cells[0]}, random {cells[1]}, "
             f"difference {cells[2]}"
         )
-    print("\nrank correlation over pairs with the redundancy index:")
     if len(found.correlations):
+        print("\nrank correlation over pairs with the redundancy index:")
         names = list(dict.fromkeys(found.correlations.index.get_level_values("predictor")))
         print(f"{'pairs':>14} {'ablation':>10} {'index of':>16}" + "".join(f"{name:>22}" for name in names))
         for key, rows in found.correlations.groupby(level=["over", "ablation", "outcome"], sort=False):

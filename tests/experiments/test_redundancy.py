@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -206,19 +207,20 @@ def test_the_index_is_the_excess_over_single_effects():
 
 
 def test_clusters_are_set_against_their_own_controls():
-    similar = np.eye(4) * 0.5 + 0.1
-    similar[0, 1] = similar[1, 0] = 0.9
+    similar = np.eye(6) * 0.5 + 0.1
+    similar[:3, :3] = 0.9
     found = clusters(similar)
-    assert found.members == [(0, 1), (2,), (3,)]
+    assert found.members == [(0, 1, 2), (3,), (4,), (5,)]
     groups = groups_of(found, 6, np.random.default_rng(0))
     controls = [group.heads for group in groups if group.kind == "control"]
-    assert 1 < len(controls) <= 4
-    assert (0, 1) not in controls
-    values = {"+".join(map(str, heads)): 1.0 + i for i, heads in enumerate(controls)} | {"0+1": 10.0}
+    assert len(controls) == 4
+    assert (0, 1, 2) not in controls
+    values = {"+".join(map(str, heads)): 1.0 + i for i, heads in enumerate(controls)} | {"0+1+2": 12.0}
     one = Alike(similar[None], similar[None], similar, similar, found, groups)
-    got = control_table({0: one}, effects_of([0.0] * 4, values)).loc[("mean", "loss_index")]
-    assert got["cluster_index"] == 10
-    assert got["control_index"] == pytest.approx(np.mean([1.0 + i for i in range(len(controls))]))
+    got = control_table({0: one}, effects_of([0.5] * 6, values)).loc[("mean", "loss_index")]
+    assert got["cluster_index"] == pytest.approx((12.0 - 1.5) / 3)  # of three pairs
+    assert got["control_index"] == pytest.approx((2.5 - 1.5) / 3)
+    assert got["difference"] == pytest.approx(9.5 / 3)
     assert got["clusters"] == 1
 
 
@@ -273,7 +275,26 @@ def test_partners_are_of_other_documents():
     drawn = np.stack([partners(unit, np.random.default_rng(i)) for i in range(50)])
     assert (unit[drawn] != unit).all()
     assert set(drawn[:, 0]) == {2, 3, 4, 5}
-    assert unit_of(stimuli(DOCUMENTS)).tolist() == list(range(9))
+
+
+def test_sequences_of_one_document_are_one_unit():
+    several = replace(TEXT, document=np.array([0, 0, 1, 2, 1, 3, 3, 3, 4]))
+    assert unit_of(several).tolist() == [0, 0, 1, 2, 1, 3, 3, 3, 4]
+    assert unit_of(replace(TEXT, document=np.zeros(9, np.int64))).tolist() == list(range(9))
+    handle = pi.load(build("llama"))
+    with untouched(handle.model):
+        shapes = inspect(handle)[:1]
+        alone, together = (
+            next(layer_writes(handle, text, shapes, tests=None, seed=0, stage=lambda *_: None))
+            for text in (TEXT, several)
+        )
+    assert [len(unit) for unit in together.units] == [40, 40, 20, 60, 20]
+    np.testing.assert_array_equal(together.units[1], np.concatenate([alone.units[2], alone.units[4]]))
+    found = pi.head_redundancy(handle, several, layers=[0], **SMALL)
+    assert found.pairs.loc[(0, 0, 1), "cka"] == pytest.approx(cka(together.units)[0, 0, 1])
+    assert np.isnan(found.pairs.loc[(0, 0, 1), "cka_lo"])  # five documents: no interval
+    with pytest.raises(UserError, match="at least 4 documents, and the text read has 2"):
+        pi.head_redundancy(handle, replace(TEXT, document=np.array([0] * 5 + [1] * 4)), progress=False)
 
 
 def test_ranks_within_layers_know_nothing_of_differences_between_them():
@@ -332,6 +353,9 @@ def test_tables_are_of_one_another():
         together = means.loc[(1, "resampling", heads)]
         assert row["loss_index"] == pytest.approx(together["loss_change"] - sum(s["loss_change"] for s in singles))
         assert row["divergence_lo"] < row["divergence"] < row["divergence_hi"]
+        pair = found.pairs.loc[(1, *map(int, heads.split("+")))]
+        assert [row["cka"], row["alignment"]] == [pair["cka"], pair["alignment"]]
+        assert row["loss_index"] == pair["resampling_loss_index"]
     assert found.pairs.attrs["units"]["resampling_loss_index"] == "nats per token"
     assert found.heads.attrs["units"]["mean_ablation_divergence"] == "nats"
     assert "effective number" in found.layers.attrs["descriptions"]["distinct"].lower()

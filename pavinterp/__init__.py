@@ -16,10 +16,12 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.experiments import AssociationBudget as AssociationBudget
     from pavinterp.experiments import Capacity as Capacity
     from pavinterp.experiments import Explanation as Explanation
+    from pavinterp.experiments import HeadRedundancy as HeadRedundancy
     from pavinterp.experiments import Needed as Needed
     from pavinterp.experiments import Swapped as Swapped
     from pavinterp.experiments import association_budget as association_budget
     from pavinterp.experiments import explain as explain
+    from pavinterp.experiments import head_redundancy as head_redundancy
     from pavinterp.experiments import linearisation_cost as linearisation_cost
     from pavinterp.experiments import memory_capacity as memory_capacity
     from pavinterp.experiments import needed_associations as needed_associations
@@ -36,6 +38,7 @@ _HOME = {
     "AssociationBudget": "experiments",
     "Capacity": "experiments",
     "Explanation": "experiments",
+    "HeadRedundancy": "experiments",
     "Needed": "experiments",
     "Run": "run",
     "Swapped": "experiments",
@@ -44,6 +47,7 @@ _HOME = {
     "corpus": "corpora",
     "describe": "tables",
     "explain": "experiments",
+    "head_redundancy": "experiments",
     "linearisation_cost": "experiments",
     "load": "models",
     "measure": "measuring",

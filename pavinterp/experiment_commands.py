@@ -52,6 +52,7 @@ EXPERIMENTS = {
     "needed": "needed_associations",
     "swap": "linearisation_cost",
     "budget": "association_budget",
+    "redundancy": "head_redundancy",
 }
 """Commands that `report --with` takes, and the function of each."""
 
@@ -64,6 +65,7 @@ FIRST_LOOK: dict[str, dict[str, Any]] = {
     "needed": {"context": 128, "sequences": 8, "heads": 16},
     "swap": {"context": 128, "sequences": 8, "rules": ["covariance"]},
     "budget": {"context": 128, "sequences": 16, "by": "load"},
+    "redundancy": {"context": 128, "sequences": 8, "pairs": 8, "ablated_layers": 3},
 }
 """What `--fast` takes for options that are not given; 8 sequences are the fewest that give intervals (of each half)."""
 
@@ -378,4 +380,71 @@ def budget(
         terminal.print_budget(found)
 
 
-COMMANDS = (rules, capacity, needed, swap, budget)
+def redundancy(
+    ctx: typer.Context,
+    model: Model,
+    corpus: CorpusOption = "demo",
+    text_field: TextField = "text",
+    max_documents: MaxDocuments = None,
+    context: ShortContext = None,
+    sequences: FewSequences = None,
+    bos: Bos = "auto",
+    tests: Tests = "64",
+    layers: Layers = None,
+    cut: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, metavar="CKA", help="Heads are one cluster down to this; best silhouette if not given."
+        ),
+    ] = None,
+    pairs: Annotated[int, typer.Option(min=0, metavar="N", help="Pairs of heads ablated in each layer.")] = 12,
+    ablated_layers: Annotated[
+        int | None,
+        typer.Option(
+            "--ablated-layers", min=0, metavar="N", help="Ablate in so many layers, evenly spread; all if not given."
+        ),
+    ] = None,
+    csv: CsvOfHeads = None,
+    overwrite: ReplaceFile = False,
+    fast: Annotated[
+        bool,
+        typer.Option(
+            "--fast",
+            help="A first look: 8 sequences of 128 tokens, 8 pairs a layer in 3 layers; what is given counts.",
+        ),
+    ] = False,
+    resume: Resume = True,
+    capture: Capture = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    revision: Revision = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say which heads of a layer do the same work.
+
+    How alike heads are by what they write to the residual stream, and how many distinct ones a layer has; then heads
+    are ablated one by one, in pairs, in clusters and in random groups: do heads that are alike stand in for each other?
+    About sixty passes from the head's layer on for each layer and sequence, for nine heads a layer.
+    """
+    from pavinterp import terminal
+
+    found = _found(
+        ctx,
+        lambda found: found.heads,
+        tests=parse_tests(tests),
+        cut=cut,
+        pairs=pairs,
+        ablated_layers=ablated_layers,
+    )
+    if as_json:
+        tables = ("heads", "layers", "total", "pairs", "groups", "control", "correlations")
+        terminal.print_json({**found.manifest, **{name: getattr(found, name) for name in tables}})
+    else:
+        terminal.print_redundancy(found)
+
+
+COMMANDS = (rules, capacity, needed, swap, budget, redundancy)

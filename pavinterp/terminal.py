@@ -16,7 +16,7 @@ from pavinterp.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pavinterp.experiments import AssociationBudget, Capacity, Explanation, Needed, Swapped
+    from pavinterp.experiments import AssociationBudget, Capacity, Explanation, HeadRedundancy, Needed, Swapped
 
 SHOWN = ("effective_load", "capacity_worst", "capacity_average", "regime", "fidelity", "d_eff")  # fit in 80 columns
 FEW_HEADS = 20  # below it a rank correlation over heads is mostly chance
@@ -323,6 +323,57 @@ def print_budget(found: AssociationBudget) -> None:
         "heads cut at once, on held-out text. read: associations a test of a head really keeps; early tests see fewer "
         "than a budget. Which ones is known only after all were weighed: this bounds attention reads, and the KV cache "
         f"from below. {found.manifest['intervals']}",
+        file=sys.stderr,
+    )
+
+
+def print_redundancy(found: HeadRedundancy) -> None:
+    """Each layer's distinct heads and clusters; what ablating clusters does beside random groups; what predicts it."""
+    print(f"{'layer':>5} {'heads':>5} {'distinct heads':>22} {'mean CKA':>20} {'W_O overlap (random)':>21}  clusters")
+    for row in found.layers.reset_index().to_dict("records"):
+        cells = [_with_interval(row, name) for name in ("distinct", "similarity")]
+        images = f"{share(row['overlap'])} ({share(row['overlap_expected'])})"
+        named = f"{row['clusters']} (CKA {share(row['cut'])})" if row["clusters"] else ""
+        print(f"{row['layer']:>5} {row['heads']:>5} {cells[0]:>22} {cells[1]:>20} {images:>21}  {named}")
+    total = found.total.iloc[0]
+    print(f"  all {total['heads']:>5.0f} {_with_interval(total, 'distinct'):>22}")
+    clusters = found.groups[found.groups["kind"] == "cluster"] if len(found.groups) else found.groups
+    if len(clusters):
+        print(f"\n{'cluster':<28}{'CKA':>6}{'alignment':>11}  {'ablation':<10} {'loss change':>29} {'loss index':>29}")
+    for row in clusters.to_dict("records"):
+        cells = [_with_interval(row, name, four_decimals) for name in ("loss_change", "loss_index")]
+        print(
+            f"{row['name']:<28}{share(row['cka']):>6}{share(row['alignment']):>11}  {row['ablation']:<10} "
+            f"{cells[0]:>29} {cells[1]:>29}"
+        )
+    control = found.control[found.control["clusters"] > 0].reset_index()
+    if len(control):
+        print("\nindex per pair of heads, clusters against random groups of their size and layer:")
+    for row in control.to_dict("records"):
+        cells = [_with_interval(row, name, four_decimals) for name in ("cluster_index", "control_index", "difference")]
+        print(
+            f"{row['ablation']:>10} {row['outcome']:>16}: {row['clusters']} clusters {cells[0]}, random {cells[1]}, "
+            f"difference {cells[2]}"
+        )
+    if len(found.correlations):
+        print("\nrank correlation over pairs with the redundancy index:")
+        names = list(dict.fromkeys(found.correlations.index.get_level_values("predictor")))
+        print(f"{'pairs':>14} {'ablation':>10} {'index of':>16}" + "".join(f"{name:>22}" for name in names))
+        for key, rows in found.correlations.groupby(level=["over", "ablation", "outcome"], sort=False):
+            over, ablation, outcome = cast(Any, key)
+            cells = [_with_interval(row, "rank_correlation") for row in rows.to_dict("records")]
+            print(
+                f"{over:>14} {ablation:>10} {outcome.removesuffix('_index'):>16}"
+                + "".join(f"{cell:>22}" for cell in cells)
+            )
+    text = found.manifest["corpus"]
+    print(
+        "CKA: linear, unbiased over positions of different documents, of what heads write to the residual stream; "
+        "distinct heads: participation ratio of its eigenvalues. index: effect of ablating a group less the sum of its "
+        "heads' single effects; loss in nats per token, divergence KL in nats; interaction: the divergence's index "
+        "over twice the root of the two single divergences. alignment: whether two heads write the same vector; "
+        f"overlap: of the images of W_O. {len(found.heads)} heads, {text['sequences']} sequences of {text['context']} "
+        f"tokens. {found.manifest['intervals']}",
         file=sys.stderr,
     )
 

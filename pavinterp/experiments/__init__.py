@@ -3,6 +3,7 @@
 from pavinterp.experiments.associations import Needed, needed_associations
 from pavinterp.experiments.budgets import AssociationBudget, association_budget
 from pavinterp.experiments.own_capacity import Capacity, memory_capacity
+from pavinterp.experiments.redundancy import HeadRedundancy, head_redundancy
 from pavinterp.experiments.rule_swap import Swapped, linearisation_cost
 from pavinterp.experiments.rules import Explanation, explain
 
@@ -10,10 +11,12 @@ __all__ = [
     "AssociationBudget",
     "Capacity",
     "Explanation",
+    "HeadRedundancy",
     "Needed",
     "Swapped",
     "association_budget",
     "explain",
+    "head_redundancy",
     "linearisation_cost",
     "memory_capacity",
     "needed_associations",

@@ -22,6 +22,7 @@ CURVES = {  # (rule, cs, weights) of the memories probed with stored CSs: role, 
 MAPS = {
     "needed_5": ("needed_map", "Needed associations (5 %)", "associations"),
     "linearisation_cost": ("cost_map", "Linearisation cost", "nats per token"),
+    "ablation_loss": ("ablation_map", "Loss of mean ablation", "nats per token"),
     "budget": ("budget_map", "Association budget", "associations"),
 }
 

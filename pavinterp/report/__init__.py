@@ -86,7 +86,7 @@ def write(run: Measured, folder: str | Path, pages: Collection[int] | None = Non
             manifest=run.manifest,
         )
         (folder / "heads" / f"{name}.html").write_text(page, encoding="utf-8")
-    return write_index(folder, heads, run.manifest, frozenset(names[i] for i in paged))
+    return write_index(folder, heads, run.manifest, frozenset(names[i] for i in paged), every)
 
 
 def _of_head(frames: dict[str, pd.DataFrame], place: tuple[int, int]) -> dict[str, pd.DataFrame]:

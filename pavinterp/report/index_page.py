@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
 
-from pavinterp.plots import across_heads
+from pavinterp.plots import across_heads, redundancy
 from pavinterp.plots.as_svg import svg
 from pavinterp.plots.experiments import MAPS, number_map
+from pavinterp.plots.marks import Picture
 from pavinterp.plots.words import fixed, head_name, number
 from pavinterp.report import head_rows
 from pavinterp.report.order import in_order
@@ -30,8 +32,41 @@ FILES = {
 }
 
 
-def write_index(folder: Path, heads: pd.DataFrame, manifest: dict[str, Any], paged: frozenset[str]) -> Path:
-    """Write index.html and figures/*.svg; returns the page's path. `paged` are the names of heads that have a page."""
+# "experiment.frame" that a figure is drawn from, if the run has it: title, picture and caption.
+OF_EXPERIMENTS: dict[str, tuple[str, Callable[[pd.DataFrame], Picture], str]] = {
+    "redundancy.layers": (
+        "Distinct heads",
+        redundancy.distinct_heads,
+        "The effective number of distinct heads of each layer (participation ratio of the eigenvalues of the linear "
+        "CKA between what its heads write), beside how many it has.",
+    ),
+    "redundancy.pairs": (
+        "Do alike heads stand in for each other?",
+        redundancy.redundancy_of_pairs,
+        "Pairs of heads of a layer, mean-ablated one by one and together. Interaction: the KL divergence of both above "
+        "the sum of the two alone, over twice their geometric mean; for small effects the cosine between what the two "
+        "do to predictions. Above 0 they do the same, and one may stand in for the other (the index of the loss in "
+        "the tables tells), below 0 they work against each other. Alignment is that of their writes to the residual "
+        "stream: 1 the same, −1 the opposite.",
+    ),
+}
+
+
+def write_index(
+    folder: Path,
+    heads: pd.DataFrame,
+    manifest: dict[str, Any],
+    paged: frozenset[str],
+    experiments: Mapping[str, pd.DataFrame],
+) -> Path:
+    """Write index.html and figures/*.svg; returns the page's path.
+
+    Args:
+        folder: where they go.
+        heads, manifest: of the run.
+        paged: names of the heads that have a page.
+        experiments: by "experiment.frame", the tables of the experiments.
+    """
 
     def address(name: str) -> str:
         return f"heads/{name}.html" if name in paged else ""
@@ -40,8 +75,13 @@ def write_index(folder: Path, heads: pd.DataFrame, manifest: dict[str, Any], pag
     figures.mkdir(exist_ok=True)
     drawn = {}
     maps = [number_map(heads, column) for column in MAPS if column in heads.columns]
+    found = [
+        (title, draw(experiments[name]), caption)
+        for name, (title, draw, caption) in OF_EXPERIMENTS.items()
+        if name in experiments
+    ]
     pictures = (across_heads.load_map(heads), across_heads.load_ranking(heads), across_heads.load_by_depth(heads))
-    for picture in (*pictures, *maps):
+    for picture in (*pictures, *maps, *(picture for _, picture, _ in found)):
         (figures / f"{picture.name}.svg").write_text(svg(picture, WIDE, alone=True), encoding="utf-8")
         drawn[picture.name] = {
             "wide": Markup(svg(picture, WIDE, address)),
@@ -60,6 +100,7 @@ def write_index(folder: Path, heads: pd.DataFrame, manifest: dict[str, Any], pag
         sentences=sentences(summary, manifest),
         figures=drawn,
         maps=[(name, title) for column, (name, title, _) in MAPS.items() if column in heads.columns],
+        of_experiments=[(picture.name, title, caption) for title, picture, caption in found],
         columns=head_rows.columns_of(heads),
         rows=head_rows.rows(heads, context),
         regimes=list(dict.fromkeys(heads["regime"])),

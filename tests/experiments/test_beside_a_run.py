@@ -11,6 +11,9 @@ from test_run import stimuli
 import pavinterp as pi
 from pavinterp.errors import UserError
 from pavinterp.plots.experiments import MAPS, capacity_curves, number_map, rule_r2
+from pavinterp.plots.marks import Points
+from pavinterp.plots.redundancy import distinct_heads, redundancy_of_pairs
+from pavinterp.report.index_page import OF_EXPERIMENTS
 
 DOCUMENTS = [np.random.default_rng(i).integers(3, 101, 24) for i in range(8)]
 
@@ -24,6 +27,7 @@ def run():
     run.add(pi.needed_associations(handle, text, progress=False))
     run.add(pi.linearisation_cost(handle, text, rules=["covariance"], progress=False))
     run.add(pi.association_budget(handle, text, by="load", progress=False))
+    run.add(pi.head_redundancy(handle, text, pairs=3, progress=False))
     return run
 
 
@@ -40,7 +44,7 @@ def test_numbers_stand_in_the_table_with_their_definitions(run):
 def test_written_and_read_back(run, tmp_path):
     page = run.report(tmp_path / "run")
     again = pi.Run.load(tmp_path / "run")
-    assert sorted(again.experiments) == ["budget", "capacity", "needed", "rules", "swap"]
+    assert sorted(again.experiments) == ["budget", "capacity", "needed", "redundancy", "rules", "swap"]
     pd.testing.assert_frame_equal(again.heads(), run.heads())
     assert again.heads().attrs["descriptions"] == run.heads().attrs["descriptions"]
     for name, experiment in run.experiments.items():
@@ -51,6 +55,7 @@ def test_written_and_read_back(run, tmp_path):
             pd.testing.assert_frame_equal(*plain, check_dtype=False)
     index = page.read_text()
     assert all(f'id="{name}"' in index for name, _, _ in MAPS.values())
+    assert all(title in index for title, _, _ in OF_EXPERIMENTS.values())
     head = (tmp_path / "run" / "heads" / "L01H02.html").read_text()
     assert "Capacity of its own pairs" in head
     assert "Learning rules" in head
@@ -81,5 +86,12 @@ def test_pictures(run):
     values = heads["needed_5"].to_numpy()
     shown = values / np.median(values[np.isfinite(values)])
     np.testing.assert_allclose(cells.value, np.where(np.isfinite(values), shown, np.nan))
+    tables = run.experiments["redundancy"].frames
+    distinct = distinct_heads(tables["layers"])
+    np.testing.assert_array_equal(distinct.marks[1].y, tables["layers"]["distinct"])
+    known = tables["pairs"][tables["pairs"]["ablated"]]
+    drawn = [mark for mark in redundancy_of_pairs(tables["pairs"]).marks if isinstance(mark, Points)]
+    assert sorted(y for mark in drawn for y in mark.y) == sorted(known["mean_interaction"].dropna())
+    assert redundancy_of_pairs(tables["pairs"].assign(mean_interaction=np.nan)).missing
     nothing = heads.assign(linearisation_cost=-1.0)
     assert number_map(nothing, "linearisation_cost").missing

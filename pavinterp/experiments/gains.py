@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +65,7 @@ class Passed:
         divergence: KL of the unperturbed next-token predictions from the perturbed ones, mean over positions, nats.
         loss_change: of the next token's negative log-likelihood, mean over positions, nats.
         displacement: of the stream after the last block.
+        stream: what it is there without perturbation.
     """
 
     changes: Float[np.ndarray, "rows blocks"]
@@ -72,6 +73,7 @@ class Passed:
     divergence: Float[np.ndarray, "rows"]
     loss_change: Float[np.ndarray, "rows"]
     displacement: Float[Tensor, "rows n width"]
+    stream: Float[Tensor, "n width"]
 
 
 def relative_change(
@@ -130,9 +132,9 @@ def end_gains(
     rows = []
     for layer in sorted(stage.sources):
         delta = torch.stack([drawn(stage.sources[layer], kind, seed, sequence, draw) for draw in range(draws)])
-        passed = [perturbed(stage, {layer: strength * part}) for part in delta.split(TOGETHER - 1)]
+        passed = [perturbed(stage, {layer: part}, [strength] * len(part)) for part in delta.split(TOGETHER - 1)]
         divergence = float(np.concatenate([p.divergence for p in passed]).mean())
-        square = float(np.concatenate([p.changes[:, layer] for p in passed]).__pow__(2).mean())
+        square = float(np.square(np.concatenate([p.changes[:, layer] for p in passed])).mean())
         rows.append((layer, divergence, square**0.5, divergence / strength**2, divergence / square))
     columns = ["layer", "divergence", "change", "end_gain_write", "end_gain"]
     return pd.DataFrame(rows, columns=columns).set_index("layer")
@@ -178,33 +180,37 @@ def staged(
     return Stage(handle, tokens, blocks, norms, outputs, short & set(found), found)
 
 
-def perturbed(stage: Stage, deltas: Mapping[int, Float[Tensor, "rows n heads_d_v"]]) -> Passed:
-    """One pass in which each row's responses are those of the model plus what is given for it.
+def perturbed(
+    stage: Stage, deltas: Mapping[int, Float[Tensor, "rows_or_1 n heads_d_v"]], strengths: Sequence[float]
+) -> Passed:
+    """One pass in which each row's responses are those of the model plus what is given for it, times its strength.
 
     An unperturbed row goes through the model beside them, and all changes are against that one, so that rounding of
     another batch size is in none of them.
 
     Args:
         stage: of the sequence.
-        deltas: by layer, what is added to the responses; a pass with one layer begins at it where it may.
+        deltas: by layer, what is added to the responses; the pass begins at the first of them where it may.
+        strengths: one a row.
 
     Raises:
         UserError: the stream after a block has another shape than positions x width, blocks in front of the first
             layer change (they are not numbered as the layers are), or something is not finite.
     """
-    rows = len(next(iter(deltas.values())))
+    rows, times = len(strengths), torch.tensor(strengths, dtype=torch.float64)[:, None, None]
     first, changes, normed = min(deltas), dict[int, Any](), dict[int, Any]()
     last: list[Tensor] = []
 
     def edit(call: AttentionCall) -> Tensor:
         changed = call.response.clone()
-        changed[1:] += deltas[call.layer].to(changed.dtype)
+        delta = deltas[call.layer]
+        changed[1:] += (delta * times.to(delta)).to(changed.dtype)
         return changed
 
     def on_stream(block: int, stream: Tensor) -> None:
         change = stream[1:] - stream[0]
         changes[block] = relative_change(change, stream[0])
-        last[:] = [change]
+        last[:] = [change, stream[0]]
 
     def on_normed(block: int, stream: Tensor) -> None:
         normed[block] = relative_change(stream[1:] - stream[0], stream[0])
@@ -217,7 +223,7 @@ def perturbed(stage: Stage, deltas: Mapping[int, Float[Tensor, "rows n heads_d_v
     table = np.stack([changes.get(block, nothing) for block in range(len(stage.blocks))], axis=1)
     _require_sound(stage, table, ends, first)
     of_norms = np.stack([normed.get(block, nothing) for block in range(len(stage.blocks))], axis=1)
-    return Passed(table, of_norms, ends[:, 0], ends[:, 1], last[0])
+    return Passed(table, of_norms, ends[:, 0], ends[:, 1], *last)
 
 
 def _require_sound(stage: Stage, changes: np.ndarray, ends: np.ndarray, first: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,9 @@ from pavinterp.capture.call import AttentionCall
 from pavinterp.exits import is_out_of_memory, one_line
 from pavinterp.experiments.gains import Stage, relative_change, watching
 from pavinterp.experiments.interventions import logits
+from pavinterp.model_checks import all_configs
+
+MATH = [SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ def first_order(stage: Stage, layer: int, deltas: Float[Tensor, "rows n heads_d_
 
     tokens = stage.tokens.expand(rows, -1)
     try:
-        with forward_ad.dual_level(), sdpa_kernel([SDPBackend.MATH]), stage.begin(layer, rows):
+        with _experts_one_by_one(stage), forward_ad.dual_level(), sdpa_kernel(MATH), stage.begin(layer, rows):
             with watching(stage, on_stream, no_norms, rows):
                 dual: Any = forward_ad.unpack_dual(logits(stage.handle, tokens, edit, {layer}))
             if dual.tangent is None or not last:
@@ -73,6 +78,20 @@ def first_order(stage: Stage, layer: int, deltas: Float[Tensor, "rows n heads_d_
             raise
         return one_line(error, 120)
     return FirstOrder(changes, np.array(divergence), last[0])
+
+
+@contextmanager
+def _experts_one_by_one(stage: Stage) -> Iterator[None]:
+    """Inside, a mixture of experts multiplies them one by one: the grouped kernel has no forward derivative."""
+    configs = all_configs(getattr(module, "config", None) for module in stage.handle.model.modules())
+    own = [(c, c._experts_implementation_internal) for c in configs if hasattr(c, "_experts_implementation_internal")]
+    try:
+        for config, _ in own:
+            config._experts_implementation_internal = "eager"
+        yield
+    finally:
+        for config, implementation in own:
+            config._experts_implementation_internal = implementation
 
 
 def _half_variance(row: Float[Tensor, "n vocabulary"], change: Float[Tensor, "n vocabulary"]) -> float:

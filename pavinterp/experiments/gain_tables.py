@@ -1,6 +1,8 @@
-"""From the rows of each sequence to the tables of an error propagation: gains, ends, linearity, witness, joint errors."""
+"""From the rows of each sequence to the tables of an error propagation: gains, ends, linearity, witness, joint."""
 
 from __future__ import annotations
+
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -94,9 +96,9 @@ def gain_table(rows: pd.DataFrame, weights: Draws) -> pd.DataFrame:
 def end_table(rows: pd.DataFrame, weights: Draws) -> pd.DataFrame:
     """By (kind, strength, layer): changes after the own and the last block, what predictions lose, end gains."""
     drawn = _ends(rows, weights)
-    strength = drawn["divergence"].index.get_level_values("strength").to_numpy()[:, None]
+    strength = drawn["divergence"].index.get_level_values("strength").to_numpy()
     drawn["end_gain"] = drawn["divergence"] / _squares(rows, weights)
-    drawn["end_gain_write"] = drawn["divergence"] / strength**2
+    drawn["end_gain_write"] = drawn["divergence"].div(strength**2, axis=0)
     return pd.concat([with_intervals(values, name) for name, values in drawn.items()], axis=1)
 
 
@@ -111,7 +113,7 @@ def linearity_table(rows: pd.DataFrame, weights: Draws) -> pd.DataFrame:
     for of, name in (("stream", "final_change"), ("predictions", "divergence")):
         power = 0.5 if name == "divergence" else 1.0
         responses = drawn[name].clip(lower=0.0) ** power
-        for (kind, layer), some in responses.groupby(level=["kind", "layer"]):
+        for (kind, layer), some in cast(Any, responses.groupby(level=["kind", "layer"])):
             slopes = some.to_numpy() / strengths[:, None]
             told = first[name].loc[(kind, layer)].to_numpy() ** power / strengths[0]
             base = slopes[0] if np.isnan(told).any() else told
@@ -129,13 +131,15 @@ def witness_table(rows: pd.DataFrame, weights: Draws) -> pd.DataFrame:
     """By (kind, layer), at the smallest strength: what was measured beside its first-order prediction."""
     smallest = rows["strength"].min()
     first = _first_order(rows, weights)
-    drawn = {name: values.xs(smallest, level="strength") for name, values in _ends(rows, weights).items()}
+    drawn: dict[str, Any] = {
+        name: values.xs(smallest, level="strength") for name, values in _ends(rows, weights).items()
+    }
     table = pd.DataFrame({"strength": smallest}, index=first["final_change"].index)
-    table["final_change"] = drawn["final_change"].iloc[:, 0]
-    table["first_order"] = first["final_change"].iloc[:, 0]
+    table["final_change"] = drawn["final_change"][0]
+    table["first_order"] = first["final_change"][0]
     table = table.join(with_intervals(drawn["final_change"] / first["final_change"] - 1, "difference"))
-    table["divergence"] = drawn["divergence"].iloc[:, 0]
-    table["first_order_divergence"] = first["divergence"].iloc[:, 0]
+    table["divergence"] = drawn["divergence"][0]
+    table["first_order_divergence"] = first["divergence"][0]
     table = table.join(with_intervals(drawn["divergence"] / first["divergence"] - 1, "divergence_difference"))
     return table.join(with_intervals(first["apart"], "apart"))
 

@@ -1,4 +1,4 @@
-"""error_propagation(): what retrieval errors of single heads become through depth, from a model and a text to tables."""
+"""error_propagation(): what retrieval errors of heads become through depth, from a model and a text to tables."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ EXPERIMENTS = {
     "swap": (pi.linearisation_cost, {"rules": ["covariance"]}, ("costs", "heads", "curve")),
     "rules": (pi.explain, {"rules": ["covariance", "delta"], "batch": 1}, ("rules", "heads")),
     "capacity": (pi.memory_capacity, {"rules": ["hebbian"], "batch": 1}, ("memories", "heads", "curves")),
+    "propagate": (pi.error_propagation, {"strengths": [0.1, 0.3]}, ("heads", "rows", "gain", "joint", "witness")),
     "budget": (pi.association_budget, {"max_loss_increase": 0.1}, ("heads", "methods", "curve")),
 }
 

@@ -15,11 +15,13 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.errors import UserError as UserError
     from pavinterp.experiments import AssociationBudget as AssociationBudget
     from pavinterp.experiments import Capacity as Capacity
+    from pavinterp.experiments import ErrorPropagation as ErrorPropagation
     from pavinterp.experiments import Explanation as Explanation
     from pavinterp.experiments import HeadRedundancy as HeadRedundancy
     from pavinterp.experiments import Needed as Needed
     from pavinterp.experiments import Swapped as Swapped
     from pavinterp.experiments import association_budget as association_budget
+    from pavinterp.experiments import error_propagation as error_propagation
     from pavinterp.experiments import explain as explain
     from pavinterp.experiments import head_redundancy as head_redundancy
     from pavinterp.experiments import linearisation_cost as linearisation_cost
@@ -37,6 +39,7 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
 _HOME = {
     "AssociationBudget": "experiments",
     "Capacity": "experiments",
+    "ErrorPropagation": "experiments",
     "Explanation": "experiments",
     "HeadRedundancy": "experiments",
     "Needed": "experiments",
@@ -46,6 +49,7 @@ _HOME = {
     "association_budget": "experiments",
     "corpus": "corpora",
     "describe": "tables",
+    "error_propagation": "experiments",
     "explain": "experiments",
     "head_redundancy": "experiments",
     "linearisation_cost": "experiments",

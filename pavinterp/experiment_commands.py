@@ -40,6 +40,7 @@ from pavinterp.options import (
     parse_batch,
     parse_layers,
     parse_names,
+    parse_strengths,
     parse_tests,
 )
 
@@ -52,6 +53,7 @@ EXPERIMENTS = {
     "needed": "needed_associations",
     "swap": "linearisation_cost",
     "budget": "association_budget",
+    "propagate": "error_propagation",
     "redundancy": "head_redundancy",
 }
 """Commands that `report --with` takes, and the function of each."""
@@ -65,6 +67,7 @@ FIRST_LOOK: dict[str, dict[str, Any]] = {
     "needed": {"context": 128, "sequences": 8, "heads": 16},
     "swap": {"context": 128, "sequences": 8, "rules": ["covariance"]},
     "budget": {"context": 128, "sequences": 16, "by": "load"},
+    "propagate": {"context": 64, "sequences": 8, "draws": 1, "strengths": [0.03, 0.1, 0.3]},
     "redundancy": {"context": 128, "sequences": 8, "pairs": 8, "ablated_layers": 3},
 }
 """What `--fast` takes for options that are not given; 8 sequences are the fewest that give intervals (of each half)."""
@@ -380,6 +383,59 @@ def budget(
         terminal.print_budget(found)
 
 
+def propagate(
+    ctx: typer.Context,
+    model: Model,
+    corpus: CorpusOption = "demo",
+    text_field: TextField = "text",
+    max_documents: MaxDocuments = None,
+    context: ShortContext = None,
+    sequences: FewSequences = None,
+    bos: Bos = "auto",
+    layers: Layers = None,
+    strengths: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="Norms of what is injected, over that of what the layer's attention writes."),
+    ] = "0.01,0.03,0.1,0.3,1",
+    draws: Annotated[int, typer.Option(min=1, metavar="N", help="Perturbations a sequence, layer and kind.")] = 2,
+    csv: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Write the gains: a row a kind, strength, layer and block."),
+    ] = None,
+    overwrite: ReplaceFile = False,
+    fast: Annotated[
+        bool,
+        typer.Option(
+            "--fast", help="A first look: 8 sequences of 64 tokens, one draw, 3 strengths; what is given counts."
+        ),
+    ] = False,
+    resume: Resume = True,
+    capture: Capture = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    revision: Revision = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Follow retrieval errors through depth.
+
+    Each head's retrieval error beside what its load predicts; then perturbations drawn from each layer's own
+    interference, and isotropic ones of equal norm: what they become after every later block and at the logits, how far
+    that is linear, and whether errors of all layers at once add up independently.
+    """
+    from pavinterp import terminal
+
+    found = _found(ctx, lambda found: found.gain, strengths=parse_strengths(strengths), draws=draws)
+    if as_json:
+        tables = ("heads", "calibration", "layers", "gain", "ends", "linearity", "witness", "joint")
+        terminal.print_json({**found.manifest, **{name: getattr(found, name) for name in tables}})
+    else:
+        terminal.print_propagation(found)
+
+
 def redundancy(
     ctx: typer.Context,
     model: Model,
@@ -447,4 +503,4 @@ def redundancy(
         terminal.print_redundancy(found)
 
 
-COMMANDS = (rules, capacity, needed, swap, budget, redundancy)
+COMMANDS = (rules, capacity, needed, swap, budget, propagate, redundancy)

@@ -141,6 +141,21 @@ def parse_names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
+def parse_strengths(text: str) -> list[float]:
+    """`0.01,0.1` is [0.01, 0.1].
+
+    Raises:
+        UserError: a part is no positive number.
+    """
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < strength < float("inf") for strength in found):
+        raise UserError(f"--strengths {text:.40}: give numbers above 0, such as 0.01,0.1,1")
+    return found
+
+
 def parse_tests(text: str) -> int | None:
     """`64` is 64 tests a sequence, `all` is None: every position.
 

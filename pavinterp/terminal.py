@@ -16,9 +16,18 @@ from pavinterp.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pavinterp.experiments import AssociationBudget, Capacity, Explanation, HeadRedundancy, Needed, Swapped
+    from pavinterp.experiments import (
+        AssociationBudget,
+        Capacity,
+        ErrorPropagation,
+        Explanation,
+        HeadRedundancy,
+        Needed,
+        Swapped,
+    )
 
 SHOWN = ("effective_load", "capacity_worst", "capacity_average", "regime", "fidelity", "d_eff")  # fit in 80 columns
+WIDEST = 16  # layers of a matrix that is printed
 FEW_HEADS = 20  # below it a rank correlation over heads is mostly chance
 TEXT_COLUMNS = ("regime",)  # sorted from a to z; every other column from the largest down
 
@@ -323,6 +332,49 @@ def print_budget(found: AssociationBudget) -> None:
         "heads cut at once, on held-out text. read: associations a test of a head really keeps; early tests see fewer "
         "than a budget. Which ones is known only after all were weighed: this bounds attention reads, and the KV cache "
         f"from below. {found.manifest['intervals']}",
+        file=sys.stderr,
+    )
+
+
+def print_propagation(found: ErrorPropagation) -> None:
+    """Layers with what becomes of their errors, the gains between layers, calibration, and all layers at once."""
+    columns = ("infidelity", "infidelity_theorem", "own_change", "gain", "end_gain", "linear_to")
+    width = {"own_change": 29, "gain": 24, "end_gain": 24}
+    print(f"{'layer':>5}" + "".join(f"{name:>{width.get(name, 20)}}" for name in columns))
+    for row in found.layers.reset_index().to_dict("records"):
+        cells = [number(float(row[name])) for name in columns[:2]]
+        cells += [_with_interval(row, name, number) for name in columns[2:-1]]
+        cells.append(f"{row['linear_to']:g}")
+        print(f"{row['layer']:>5}" + "".join(f"{c:>{width.get(n, 20)}}" for n, c in zip(columns, cells, strict=True)))
+    smallest = found.gain.index.get_level_values("strength").min()
+    gains = found.gain.loc[("interference", smallest), "gain"].unstack("to")
+    if len(gains.columns) <= WIDEST:
+        print("\ngain of a change after a layer's block (row) to that after a later block (column):")
+        print(f"{'layer':>5}" + "".join(f"{to:>7}" for to in gains.columns))
+        for layer, row in gains.iterrows():
+            print(f"{layer:>5}" + "".join(" " * 7 if math.isnan(v) else f"{v:>7.2f}" for v in row))
+    print("\ninfidelity of heads as predicted from their load, over heads:")
+    print(f"{'prediction':>12}" + "".join(f"{n:>24}" for n in ("rank_correlation", "error", "bias", "slope")))
+    for row in found.calibration.reset_index().to_dict("records"):
+        cells = [_with_interval(row, name) for name in ("rank_correlation", "error", "bias", "slope")]
+        print(f"{row['prediction']:>12}" + "".join(f"{cell:>24}" for cell in cells))
+    print("\nall layers at once, over the root of the sum of squares of single ones (1: errors add independently):")
+    print(f"{'kind':>12} {'strength':>8}{'change_ratio':>24}{'divergence_ratio':>24}{'divergence':>32}")
+    for row in found.joint.reset_index().to_dict("records"):
+        cells = [_with_interval(row, name) for name in ("change_ratio", "divergence_ratio")]
+        cells.append(_with_interval(row, "divergence", four_decimals))
+        print(f"{row['kind']:>12} {row['strength']:>8g}{cells[0]:>24}{cells[1]:>24}{cells[2]:>32}")
+    off = found.witness["difference"].abs().max()
+    said = found.manifest["witness"]
+    if not math.isnan(off):
+        said += f": final changes at strength {smallest:g} differ from them by {100 * off:.2g} % at most"
+    print(
+        "infidelity: 1 - f^2, the share of a response's power that is not its target's US, mean over the layer's "
+        "heads; theorem: as f^2(N) predicts it from the effective load. own_change: relative change of the residual "
+        f"stream after the layer's block when its own interference, {smallest:g} times the norm of what its attention "
+        "writes, is added; gain: change after the last block over that; end_gain: KL of next-token predictions over "
+        "its square (nats); linear_to: strength up to which the last block's change stays within 10 % of proportional. "
+        f"isotropic: noise of equal norm. {said}. {found.manifest['intervals']}",
         file=sys.stderr,
     )
 

@@ -617,6 +617,29 @@ def test_budget_prints_heads_and_what_they_cost(command: Command, tmp_path: Path
     assert command("budget", "demo", "--by", "size").code == 2
 
 
+def test_propagate_prints_layers_gains_and_joint_errors(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "gains.csv"
+    small = ["--context", "24", "--sequences", "8", "--strengths", "0.03,0.3", "--draws", "1"]
+    ended = command("propagate", "demo", *small, "--csv", str(file))
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    assert len(lines) == (1 + 4) + (2 + 1 + 4) + (2 + 1 + 3) + (2 + 1 + 4)
+    assert lines[0].split() == [
+        "layer", "infidelity", "infidelity_theorem", "own_change", "gain", "end_gain", "linear_to",
+    ]  # fmt: skip
+    assert "Jacobian-vector products: final changes at strength 0.03 differ" in ended.err
+    table = pd.read_csv(file)
+    assert len(table) == 2 * 2 * 10
+    assert (table["to"] >= table["layer"]).all()
+    told = json.loads(command("propagate", "demo", *small, "--layers", "2", "--json").out)
+    assert told["arguments"]["strengths"] == [0.03, 0.3]
+    assert [row["layer"] for row in told["layers"]] == [2]
+    assert {"heads", "calibration", "gain", "ends", "linearity", "witness", "joint"} <= set(told)
+    for wrong in ("0", "a", "0.1,-1", "nan"):
+        ended = command("propagate", "demo", "--strengths", wrong)
+        assert (ended.code, len(ended.err.strip().splitlines())) == (2, 1)
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_first_look_takes_what_is_not_given(name, monkeypatch, capsys, tmp_path):
     seen = {}

@@ -28,12 +28,13 @@ def run():
     run.add(pi.linearisation_cost(handle, text, rules=["covariance"], progress=False))
     run.add(pi.association_budget(handle, text, by="load", progress=False))
     run.add(pi.head_redundancy(handle, text, pairs=3, progress=False))
+    run.add(pi.error_propagation(handle, text, strengths=[0.1, 0.3], draws=1, progress=False))
     return run
 
 
 def test_numbers_stand_in_the_table_with_their_definitions(run):
     heads = run.heads()
-    for name in ("capacity_hebbian", "linearity", "needed_5", "linearisation_cost", "associations_worth"):
+    for name in ("capacity_hebbian", "linearity", "needed_5", "linearisation_cost", "associations_worth", "infidelity"):
         assert {name, f"{name}_lo", f"{name}_hi"} <= set(heads.columns)
         assert heads.attrs["units"][name]
         assert heads.attrs["descriptions"][name]
@@ -44,7 +45,7 @@ def test_numbers_stand_in_the_table_with_their_definitions(run):
 def test_written_and_read_back(run, tmp_path):
     page = run.report(tmp_path / "run")
     again = pi.Run.load(tmp_path / "run")
-    assert sorted(again.experiments) == ["budget", "capacity", "needed", "redundancy", "rules", "swap"]
+    assert sorted(again.experiments) == ["budget", "capacity", "needed", "propagate", "redundancy", "rules", "swap"]
     pd.testing.assert_frame_equal(again.heads(), run.heads())
     assert again.heads().attrs["descriptions"] == run.heads().attrs["descriptions"]
     for name, experiment in run.experiments.items():

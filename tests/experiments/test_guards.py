@@ -120,6 +120,7 @@ EXPERIMENTS = {
     pi.memory_capacity: {"rules": ["hebbian"], "control": False},
     pi.explain: {"rules": ["covariance"]},
     pi.needed_associations: {"heads": np.int64(2)},
+    pi.error_propagation: {"strengths": np.array([0.1], np.float32), "draws": np.int64(1)},
     pi.linearisation_cost: {"rules": ["covariance"]},
     pi.head_redundancy: {"pairs": np.int64(2), "tests": np.int32(8)},
     pi.association_budget: {"by": "load", "max_loss_increase": np.float32(0.5)},

@@ -24,7 +24,7 @@ means another word of the model's vocabulary in every draw of the experiment, an
 A stimulus may be a CS in one trial and what follows in another (`B -> A`: second-order conditioning). A group with a
 test or response of its own is a table: `control = {phases = [...], test = "C", response = "X"}`. Stimuli that are
 alike: `similar = ["B ~ 0.8 A"]`, with their cosine; any other two have similarity 0, or the product along the chain
-between them.
+between them. `baseline = "D"`: the response is that of the test less that of D, for what the context evokes by itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PREDICTIONS = {"higher": 1, "lower": -1, "none": 0}
 
 MOST_TRIALS = 10_000
 
-_KEYS = ("name", "about", "source", "test", "response", "predicts", "similar", "groups")
+_KEYS = ("name", "about", "source", "test", "response", "predicts", "baseline", "similar", "groups")
 _NAME = r"[A-Z]\d*"
 _COMPOUND = re.compile(rf"(?:{_NAME})+")
 _RANGE = re.compile(r"([A-Z])(\d+)\.\.([A-Z])(\d+)")
@@ -70,12 +70,17 @@ class Phase:
 
 @dataclass(frozen=True)
 class Group:
-    """Phases one after the other, then `test`: CSs presented together. `response`: the US whose response is taken."""
+    """Phases one after the other, then a test.
+
+    `test`: CSs presented together. `response`: the US whose response is taken. `baseline`: CSs whose response, tested
+    in place of `test`, is taken off; None for nothing.
+    """
 
     name: str
     phases: tuple[Phase, ...]
     test: tuple[str, ...]
     response: str
+    baseline: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class Paradigm:
     def css(self) -> tuple[str, ...]:
         """Stimuli that are a CS in some trial or test, in order of appearance."""
         found = [kind.cs for group in self.groups for phase in group.phases for kind, _ in phase.kinds]
-        found += [group.test for group in self.groups]
+        found += [cs for group in self.groups for cs in (group.test, group.baseline or ())]
         return tuple(dict.fromkeys(stimulus for cs in found for stimulus in cs))
 
     @property
@@ -175,8 +180,8 @@ def _group(name: str, given: Any, table: Mapping[str, Any]) -> Group:
     where = f"groups.{name}"
     own = given if isinstance(given, Mapping) else {"phases": given}
     for key in own:
-        if key not in ("phases", "test", "response"):
-            raise ValueError(f"{where}: key {key!r} is not known: write phases, test, response")
+        if key not in ("phases", "test", "response", "baseline"):
+            raise ValueError(f"{where}: key {key!r} is not known: write phases, test, response, baseline")
     listed = own.get("phases")
     if not isinstance(listed, list) or not listed or not all(isinstance(phase, str) for phase in listed):
         raise ValueError(f'{where}: write a list of phases, such as ["A -> X x8", "AB -> X x8"]')
@@ -187,7 +192,9 @@ def _group(name: str, given: Any, table: Mapping[str, Any]) -> Group:
     response = both["response"].strip()
     if not re.fullmatch(_NAME, response):
         raise ValueError(f"response: write one US such as X, not {response!r:.40}")
-    return Group(name, phases, _compound("test", both["test"]), response)
+    of = own if "baseline" in own else table
+    baseline = _compound("baseline", _text(of, "baseline")) if "baseline" in of else None
+    return Group(name, phases, _compound("test", both["test"]), response, baseline)
 
 
 def _phase(where: str, text: str) -> Phase:

@@ -62,7 +62,10 @@ def test_a_users_file_is_a_paradigm(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'name = "x"\nname = "y"\n', "not TOML (Cannot overwrite a value (at line 2, column 11)): write lines such as"),
+        (
+            b'name = "x"\nname = "y"\n',
+            "not TOML (Cannot overwrite a value (at line 2, column 11)): write lines such as",
+        ),
         (b"name = 3\n", 'mine.toml: name: write a text, name = "..."'),
         (b"\xff\xfe", "not UTF-8: save it as UTF-8"),
     ],
@@ -78,7 +81,7 @@ def test_a_wrong_file_is_named_with_what_to_do(tmp_path, content, message):
 
 
 def test_what_is_not_there_is_named(tmp_path):
-    with pytest.raises(UserError, match="no paradigm 'bloking': name one of acquisition, .* or a .toml file"):
+    with pytest.raises(UserError, match=r"no paradigm 'bloking': name one of acquisition, .* or a \.toml file"):
         load("bloking")
-    with pytest.raises(UserError, match=r"cannot read .*none.toml: No such file or directory"):
+    with pytest.raises(UserError, match=r"cannot read .*none\.toml: No such file or directory"):
         load(tmp_path / "none.toml")

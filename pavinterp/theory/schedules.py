@@ -44,7 +44,9 @@ _KEYS = ("name", "about", "source", "test", "response", "predicts", "baseline", 
 _NAME = r"[A-Z][0-9]*"
 _COMPOUND = re.compile(rf"(?:{_NAME})+")
 _RANGE = re.compile(r"([A-Z])([0-9]+)\.\.([A-Z])([0-9]+)")
-_ITEM = re.compile(r"(?P<what>.*?)(?:\s+(?P<share>[0-9]+(?:\.[0-9]+)?) ?%)?(?:\s*\bx ?(?P<count>[0-9]{1,9}))?", re.DOTALL)
+_ITEM = re.compile(
+    r"(?P<what>.*?)(?:\s+(?P<share>[0-9]+(?:\.[0-9]+)?) ?%)?(?:\s*\bx ?(?P<count>[0-9]{1,9}))?", re.DOTALL
+)
 _SIMILAR = re.compile(rf"({_NAME})\s*~\s*([0-9]*\.?[0-9]+)\s*({_NAME})")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.interpolate import CubicSpline
+from scipy.interpolate import PchipInterpolator
 from scipy.optimize import least_squares
 
 from pavinterp.theory.conditioning import HIGHEST_RATE
@@ -19,7 +19,7 @@ from pavinterp.theory.conditioning.groups import learning_curve
 from pavinterp.theory.schedules import Paradigm
 
 LOWEST_RATE = 1e-3
-_KNOTS = 129
+_KNOTS = 1025  # of rates: so near together that the best of them starts the search in the right valley
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,14 @@ def fit(
     theory = np.broadcast_to(one - two, (_KNOTS, one.shape[-1]))  # [knots, points]
     observed = _points("curve", curve, theory.shape[-1], 1)
     drawn = None if draws is None else _points("draws", draws, theory.shape[-1], 2)
-    spline = CubicSpline(np.log(knots), theory)
+    spline = PchipInterpolator(np.log(knots), theory)
     rate, scale, explained = _best(observed, knots, theory, spline, rateless)
+    if not np.isnan(rate):  # between knots the curve was interpolated, and a theory may jump there
+        given = replace(parameters, rate=np.array([rate]))
+        one, two = (learning_curve(model, acquisition, group, given, overlap=overlap) for group in groups)
+        exact = np.concatenate([theory, one - two])
+        scale, explained, at = _scaled(observed, exact)
+        rate = float(np.append(knots, rate)[at])
     many = np.array([_best(row, knots, theory, spline, rateless)[:2] for row in drawn] if drawn is not None else [])
     many = many.reshape(-1, 2)
     return Fit(
@@ -121,30 +127,34 @@ def percentiles(values: Array) -> tuple[float, float]:
 
 
 def _best(
-    observed: Array, knots: Array, theory: Array, spline: CubicSpline, rateless: bool
+    observed: Array, knots: Array, theory: Array, spline: PchipInterpolator, rateless: bool
 ) -> tuple[float, float, float]:
     """Rate, scale, share explained. Starts at the best knot, with the scale that is best there."""
-    square = (observed**2).sum()
-    fitting = (theory @ observed).clip(min=0)
-    power = (theory**2).sum(-1)
-    at = int(np.argmax(fitting**2 / np.where(power > 0, power, 1)))
-    scale = fitting[at] / power[at] if power[at] > 0 else 0.0
+    scale, explained, at = _scaled(observed, theory)
     if not scale > 0:
         return float("nan"), 0.0, 0.0
     rate = float("nan")
     if not rateless:
-        size = np.sqrt(square)  # residuals without units, so that tolerances mean the same for any
+        size = np.sqrt((observed**2).sum())  # residuals without units, so that tolerances mean the same for any
         found = least_squares(
             lambda x: (x[1] * scale * spline(x[0]) - observed) / size,
             [np.log(knots).clip(np.log(knots[0]) + 1e-9, np.log(knots[-1]) - 1e-9)[at], 1.0],
             bounds=([np.log(knots[0]), 0], [np.log(knots[-1]), np.inf]),
-            xtol=1e-12, ftol=1e-12, gtol=1e-12,
+            xtol=1e-10, ftol=1e-10, gtol=1e-10,
         )  # fmt: skip
         rate, scale = float(np.exp(found.x[0])), float(found.x[1] * scale)
-        residual = float((found.fun**2).sum())
-    else:
-        residual = float(((scale * theory[at] - observed) ** 2).sum() / square)
-    return rate, float(scale), 1 - residual
+        explained = 1 - float((found.fun**2).sum())
+    return rate, scale, explained
+
+
+def _scaled(observed: Array, theory: Array) -> tuple[float, float, int]:
+    """The curve of `theory` [curves, points] that explains most at its best scale: scale, share explained, place."""
+    fitting, power = (theory @ observed).clip(min=0), (theory**2).sum(-1)
+    gained = fitting**2 / np.where(power > 0, power, 1)
+    at = int(np.argmax(gained))
+    if not gained[at] > 0:
+        return 0.0, 0.0, at
+    return float(fitting[at] / power[at]), float(gained[at] / (observed**2).sum()), at
 
 
 def _points(name: str, values: npt.ArrayLike, points: int, axes: int) -> Array:

@@ -130,7 +130,10 @@ def test_orders_differ_between_seeds_and_phases_and_are_even():
         ({"test": "a"}, "test: write stimuli as capital letters, such as A, AB or A1B2, not 'a'"),
         ({"test": "BB"}, "test: 'BB' holds a stimulus twice: write it once"),
         ({"baseline": "x"}, "baseline: write stimuli as capital letters"),
-        ({"similar": ["B = A"]}, "similar: write stimulus ~ cosine stimulus, as B ~ 0.8 A, between 0 and 1, not 'B = A'"),
+        (
+            {"similar": ["B = A"]},
+            "similar: write stimulus ~ cosine stimulus, as B ~ 0.8 A, between 0 and 1, not 'B = A'",
+        ),
         ({"similar": ["B ~ 1.5 A"]}, "between 0 and 1, not 'B ~ 1.5 A'"),
         ({"similar": "B ~ 0.8 A"}, 'similar: write a list, such as ["B ~ 0.8 A"]'),
         ({"similar": ["B ~ 0.8 Q"]}, "similar: Q is in no group: write stimuli of the paradigm"),

@@ -22,7 +22,7 @@ def simulate(design: Design, parameters: Parameters) -> Array:
     shown = (keys(design, parameters, presented) for presented in (design.before, design.probes))
     stored, queries = (_unit(x, design.gram) for x in shown)
     cosine = queries @ design.gram @ np.swapaxes(stored, -1, -2)
-    stored_at_all = (design.before > 0).any(-1, keepdims=True).swapaxes(-1, -2)  # not filler
+    stored_at_all = np.swapaxes(np.any(design.before > 0, axis=-1, keepdims=True), -1, -2)  # not filler
     weights = np.exp(column(parameters.sharpness) * (cosine - 1)) * stored_at_all  # [*batch, probes, trials]
     rate = column(parameters.rate)
     total = (1 - rate) / rate + weights.cumsum(-1)

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from pavinterp.plots import across_heads, redundancy
+from pavinterp.plots import across_heads, propagation, redundancy
 from pavinterp.plots.as_svg import svg
 from pavinterp.plots.experiments import MAPS, number_map
 from pavinterp.plots.marks import Picture
@@ -34,6 +34,26 @@ FILES = {
 
 # "experiment.frame" that a figure is drawn from, if the run has it: title, picture and caption.
 OF_EXPERIMENTS: dict[str, tuple[str, Callable[[pd.DataFrame], Picture], str]] = {
+    "propagate.heads": (
+        "Retrieval error as the load predicts it",
+        propagation.infidelity_calibration,
+        "Infidelity 1 − f²: the share of a response that is not the US of its strongest association. The theorem "
+        "predicts it from the effective load alone, for random USs: heads on the line behave as it says.",
+    ),
+    "propagate.gain": (
+        "What becomes of an error",
+        propagation.gain_map,
+        "Interference of a layer’s own, small and at other positions than its own, is added to what its attention "
+        "writes. The gain is the relative change of the residual stream after a later block over that after the "
+        "block itself, on a logarithmic scale: below 1 errors die down, above 1 they grow.",
+    ),
+    "propagate.ends": (
+        "What an error costs, by layer",
+        propagation.end_gains,
+        "KL divergence of the next-token predictions over the squared relative change of the residual stream after "
+        "the layer’s block. Where a layer’s own interference costs more than noise of the same norm, the layers "
+        "behind it listen to the directions that it writes in.",
+    ),
     "redundancy.layers": (
         "Distinct heads",
         redundancy.distinct_heads,

@@ -12,6 +12,7 @@ import pavinterp as pi
 from pavinterp.errors import UserError
 from pavinterp.plots.experiments import MAPS, capacity_curves, number_map, rule_r2
 from pavinterp.plots.marks import Points
+from pavinterp.plots.propagation import end_gains, gain_map, infidelity_calibration
 from pavinterp.plots.redundancy import distinct_heads, redundancy_of_pairs
 from pavinterp.report.index_page import OF_EXPERIMENTS
 
@@ -53,7 +54,7 @@ def test_written_and_read_back(run, tmp_path):
             read = again.experiments[name].frames[frame]
             assert read.index.names == table.index.names
             plain = [x.astype(object).where(x.notna(), None) for x in (read, table)]  # NA of several kinds
-            pd.testing.assert_frame_equal(*plain, check_dtype=False)
+            pd.testing.assert_frame_equal(*plain, check_dtype=False, check_index_type=False)
     index = page.read_text()
     assert all(f'id="{name}"' in index for name, _, _ in MAPS.values())
     assert all(title in index for title, _, _ in OF_EXPERIMENTS.values())
@@ -94,5 +95,16 @@ def test_pictures(run):
     drawn = [mark for mark in redundancy_of_pairs(tables["pairs"]).marks if isinstance(mark, Points)]
     assert sorted(y for mark in drawn for y in mark.y) == sorted(known["mean_interaction"].dropna())
     assert redundancy_of_pairs(tables["pairs"].assign(mean_interaction=np.nan)).missing
+    tables = run.experiments["propagate"].frames
+    measured = infidelity_calibration(tables["heads"]).marks[1]
+    np.testing.assert_array_equal(measured.x, tables["heads"]["infidelity_theorem"])
+    np.testing.assert_array_equal(measured.y, tables["heads"]["infidelity"])
+    least = tables["gain"].xs(("interference", 0.1), level=["kind", "strength"])
+    cells = gain_map(tables["gain"]).marks[0]
+    np.testing.assert_array_equal(cells.value, least["gain"])
+    assert list(zip(cells.column, cells.row, strict=True)) == list(least.index)
+    np.testing.assert_array_equal(
+        end_gains(tables["ends"]).marks[1].y, tables["ends"].loc[("interference", 0.1), "end_gain"]
+    )
     nothing = heads.assign(linearisation_cost=-1.0)
     assert number_map(nothing, "linearisation_cost").missing

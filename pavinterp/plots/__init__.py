@@ -1,7 +1,8 @@
 """Pictures for notebooks: one function a picture; each takes DataFrames, draws with matplotlib and returns the Axes.
 
 `heads` is `run.heads()`, a `row` one of its rows (`heads.loc[(3, 5)]`), `tests` is `run.details.tests` and `spectra`
-is `run.details.spectra`; where they hold many heads, the row's are picked out. Reports draw the same pictures as SVG.
+is `run.details.spectra`; where they hold many heads, the row's are picked out. Tables of experiments are named in each
+function. Reports draw the same pictures as SVG.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
+    "distinct_heads",
+    "end_gains",
     "fidelity_load",
+    "gain_map",
     "head_kinds",
     "head_load",
+    "infidelity_calibration",
     "load_by_depth",
     "load_distribution",
     "load_map",
     "load_position",
     "load_ranking",
+    "redundancy_of_pairs",
     "spectrum",
 ]
 
@@ -90,3 +96,38 @@ def head_kinds(row: pd.Series, ax: Axes | None = None) -> Axes:
     from pavinterp.plots import on_axes, one_head
 
     return on_axes.draw(one_head.head_kinds(row), ax)
+
+
+def infidelity_calibration(heads: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Infidelity `1 - f^2` of every head, measured against predicted; `heads` is `ErrorPropagation.heads`."""
+    from pavinterp.plots import on_axes, propagation
+
+    return on_axes.draw(propagation.infidelity_calibration(heads), ax)
+
+
+def gain_map(gain: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Gain of an error of one layer in the stream after a later one; `gain` is `ErrorPropagation.gain`."""
+    from pavinterp.plots import on_axes, propagation
+
+    return on_axes.draw(propagation.gain_map(gain), ax)
+
+
+def end_gains(ends: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """KL (nats) over squared relative change of the stream, by layer; `ends` is `ErrorPropagation.ends`."""
+    from pavinterp.plots import on_axes, propagation
+
+    return on_axes.draw(propagation.end_gains(ends), ax)
+
+
+def distinct_heads(layers: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Effective number of distinct heads by layer; `layers` is `HeadRedundancy.layers`."""
+    from pavinterp.plots import on_axes, redundancy
+
+    return on_axes.draw(redundancy.distinct_heads(layers), ax)
+
+
+def redundancy_of_pairs(pairs: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Interaction of ablating two heads against alignment of their writes; `pairs` is `HeadRedundancy.pairs`."""
+    from pavinterp.plots import on_axes, redundancy
+
+    return on_axes.draw(redundancy.redundancy_of_pairs(pairs), ax)

@@ -55,7 +55,7 @@ def with_interval(row, name, form="{:.2f}"):
 
 def panels():
     """One axes a model, side by side."""
-    figure, axes = plt.subplots(1, len(MODELS), figsize=(5.5 * len(MODELS), 4), squeeze=False, layout="constrained")
+    axes = plt.subplots(1, len(MODELS), figsize=(5.5 * len(MODELS), 4), squeeze=False, layout="constrained")[1]
     return zip(axes[0], propagated, strict=True)
 
 
@@ -63,8 +63,8 @@ def panels():
 # ## 1. A head's error, as its load predicts it
 #
 # *Infidelity* `1 - f^2` is the share of a response's power that is not its target's US. The theorem predicts it from
-# the effective load alone, with random USs; nothing is fitted. *Error* is the mean absolute difference over heads, *bias*
-# the mean difference (predicted less measured), and *slope* that of measured on predicted.
+# the effective load alone, with random USs; nothing is fitted. *Error* is the mean absolute difference over heads,
+# *bias* the mean difference (predicted less measured), and *slope* that of measured on predicted.
 
 # %%
 for ax, name in panels():

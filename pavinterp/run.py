@@ -50,8 +50,8 @@ class Run:
         """Put what an experiment found beside the run: in its heads table, its folder and its pages. Returns the run.
 
         Args:
-            found: what `pavinterp.explain`, `memory_capacity`, `needed_associations`, `linearisation_cost` or
-                `association_budget` returned for the same model.
+            found: what `pavinterp.explain`, `memory_capacity`, `needed_associations`, `linearisation_cost`,
+                `association_budget` or `error_propagation` returned for the same model.
 
         Raises:
             UserError: it was found on another model.

@@ -24,7 +24,10 @@ CHANGE = (
 )
 COLUMNS = {
     "change": CHANGE,
-    "gain": ("ratio", "Change after block `to` over the change after the layer's own block: G[l, l']."),
+    "gain": (
+        "ratio",
+        "Change after block `to` (in a table by layer: the last block) over that after the layer's own: G[l, l'].",
+    ),
     "damping": (
         "ratio",
         "Relative change of the stream as the next norm makes it (LayerNorm, RMSNorm; after the last block the final "

@@ -195,6 +195,7 @@ def error_propagation(
             frames.append(frame.assign(sequence=i, document=int(text.document[i])))
             read.stage(label, i + 1, len(every))
     why = next((frame.attrs["no_derivative"] for frame in frames if frame.attrs.get("no_derivative")), "")
+    records = records.astype({"layer": "int64", "head": "int64"})  # as a frame is read back
     records = with_predictions(records, {info.layer: info.d_k for info in read.chosen})
     rows = pd.concat(frames, ignore_index=True)
     rows.attrs = {}

@@ -388,10 +388,10 @@ def print_prune(found: HeadImportance) -> None:
         cells = [_with_interval(by_outcome[outcome], "rank_correlation") for outcome in ("loss_change", "divergence")]
         print(f"{name:<26} {cells[0]:>24} {cells[1]:>24}")
     print(f"\n{'loss change without':<26}" + f"{'heads':>6} {'nats per token':>31} {'below random order':>31}")
-    for (name, removed), row in found.curve.iterrows():
-        if removed:
+    for row in found.curve.reset_index().to_dict("records"):
+        if row["removed"]:
             cells = [_with_interval(row, column, four_decimals) for column in ("loss_change", "below_random")]
-            print(f"{name:<26}{removed:>6} {cells[0]:>31} {cells[1]:>31}")
+            print(f"{row['order']:<26}{row['removed']:>6} {cells[0]:>31} {cells[1]:>31}")
     if found.manifest["gradient"].startswith("none"):
         print(f"\ngradient: {found.manifest['gradient']}")
 

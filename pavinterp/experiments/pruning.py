@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -96,7 +96,8 @@ def head_importance(
     Documents are halved. On one half every head is scored (`pavinterp.experiments.head_scores`) and its mean response
     taken; on the other half it is replaced by that mean, alone, and together with others in the order of each score,
     least important first. Halves are swapped, and both pooled. The oracle's order is that of the KL divergence of
-    single ablations on the half that is not judged.
+    single ablations on the half that is not judged, where heads are replaced by their mean over the judged half: the
+    one thing that it knows of that half, and no score knows.
 
     Intervals: 95 % percentile bootstrap over documents (sequences where there is one document) of the text that is
     judged, scores and orders as they are; draws without a document of either half are left out. None under 8.
@@ -138,6 +139,8 @@ def head_importance(
     ):
         handle, text = read.handle, read.text
         unit = unit_of(text)
+        if len({len(tokens) for tokens in text.tokens}) > 1:
+            raise UserError("heads are ablated on sequences of one length; cut the text with a context")
         if unit.max() < 1:
             raise UserError("heads are ranked on one half of the text and judged on the other: two sequences at least")
         in_a = halves(int(unit.max()) + 1, seed)[unit]
@@ -301,8 +304,7 @@ def _tokens(handle: ModelHandle, text: Stimuli, i: int) -> Int[torch.Tensor, "n"
     return torch.from_numpy(text.tokens[i]).long().to(handle.device)
 
 
-def _part(text: Stimuli, chosen: Bool[np.ndarray, "sequences"]) -> Any:
-    """Those sequences of a text, as much of it as means are taken over."""
-    from types import SimpleNamespace
-
-    return SimpleNamespace(tokens=[text.tokens[i] for i in np.flatnonzero(chosen)])
+def _part(text: Stimuli, chosen: Bool[np.ndarray, "sequences"]) -> Stimuli:
+    """Those sequences of a text."""
+    tokens = [text.tokens[i] for i in np.flatnonzero(chosen)]
+    return replace(text, tokens=tokens, document=text.document[chosen])

@@ -17,12 +17,14 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.experiments import Capacity as Capacity
     from pavinterp.experiments import ErrorPropagation as ErrorPropagation
     from pavinterp.experiments import Explanation as Explanation
+    from pavinterp.experiments import HeadImportance as HeadImportance
     from pavinterp.experiments import HeadRedundancy as HeadRedundancy
     from pavinterp.experiments import Needed as Needed
     from pavinterp.experiments import Swapped as Swapped
     from pavinterp.experiments import association_budget as association_budget
     from pavinterp.experiments import error_propagation as error_propagation
     from pavinterp.experiments import explain as explain
+    from pavinterp.experiments import head_importance as head_importance
     from pavinterp.experiments import head_redundancy as head_redundancy
     from pavinterp.experiments import linearisation_cost as linearisation_cost
     from pavinterp.experiments import memory_capacity as memory_capacity
@@ -41,6 +43,7 @@ _HOME = {
     "Capacity": "experiments",
     "ErrorPropagation": "experiments",
     "Explanation": "experiments",
+    "HeadImportance": "experiments",
     "HeadRedundancy": "experiments",
     "Needed": "experiments",
     "Run": "run",
@@ -51,6 +54,7 @@ _HOME = {
     "describe": "tables",
     "error_propagation": "experiments",
     "explain": "experiments",
+    "head_importance": "experiments",
     "head_redundancy": "experiments",
     "linearisation_cost": "experiments",
     "load": "models",

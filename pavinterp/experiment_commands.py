@@ -55,6 +55,7 @@ EXPERIMENTS = {
     "budget": "association_budget",
     "propagate": "error_propagation",
     "redundancy": "head_redundancy",
+    "prune": "head_importance",
 }
 """Commands that `report --with` takes, and the function of each."""
 
@@ -69,6 +70,7 @@ FIRST_LOOK: dict[str, dict[str, Any]] = {
     "budget": {"context": 128, "sequences": 16, "by": "load"},
     "propagate": {"context": 64, "sequences": 8, "draws": 1, "strengths": [0.03, 0.1, 0.3]},
     "redundancy": {"context": 128, "sequences": 8, "pairs": 8, "ablated_layers": 3},
+    "prune": {"context": 64, "sequences": 8},
 }
 """What `--fast` takes for options that are not given; 8 sequences are the fewest that give intervals (of each half)."""
 
@@ -503,4 +505,48 @@ def redundancy(
         terminal.print_redundancy(found)
 
 
-COMMANDS = (rules, capacity, needed, swap, budget, propagate, redundancy)
+def prune(
+    ctx: typer.Context,
+    model: Model,
+    corpus: CorpusOption = "demo",
+    text_field: TextField = "text",
+    max_documents: MaxDocuments = None,
+    context: ShortContext = None,
+    sequences: FewSequences = None,
+    bos: Bos = "auto",
+    layers: Layers = None,
+    csv: CsvOfHeads = None,
+    overwrite: ReplaceFile = False,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="A first look: 8 sequences of 64 tokens; what is given counts."),
+    ] = False,
+    resume: Resume = True,
+    capture: Capture = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
+    revision: Revision = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say which heads a model can do without, predicted and measured.
+
+    Heads are ranked on one half of the text without any ablation, and by rivals; on the other half they are replaced by
+    their mean response, one by one and in each order, from none to all. About one pass a head and sequence, and a
+    hundred or two a sequence for the orders.
+    """
+    from pavinterp import terminal
+
+    found = _found(ctx, lambda found: found.heads)
+    if as_json:
+        terminal.print_json(
+            {**found.manifest, **{name: getattr(found, name) for name in ("heads", "predictors", "curve")}}
+        )
+    else:
+        terminal.print_prune(found)
+
+
+COMMANDS = (rules, capacity, needed, swap, budget, propagate, redundancy, prune)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Capacity,
         ErrorPropagation,
         Explanation,
+        HeadImportance,
         HeadRedundancy,
         Needed,
         Swapped,
@@ -377,6 +378,22 @@ def print_propagation(found: ErrorPropagation) -> None:
         f"isotropic: noise of equal norm. {said}. {found.manifest['intervals']}",
         file=sys.stderr,
     )
+
+
+def print_prune(found: HeadImportance) -> None:
+    """How well each score ranks heads by what ablating them does; then the loss by number of heads removed."""
+    print(f"{'rank correlation with':<26} {'loss change':>24} {'divergence':>24}")
+    for name, rows in found.predictors.groupby(level="predictor", sort=False):
+        by_outcome = rows.droplevel("predictor").to_dict("index")
+        cells = [_with_interval(by_outcome[outcome], "rank_correlation") for outcome in ("loss_change", "divergence")]
+        print(f"{name:<26} {cells[0]:>24} {cells[1]:>24}")
+    print(f"\n{'loss change without':<26}" + f"{'heads':>6} {'nats per token':>31} {'below random order':>31}")
+    for row in found.curve.reset_index().to_dict("records"):
+        if row["removed"]:
+            cells = [_with_interval(row, column, four_decimals) for column in ("loss_change", "below_random")]
+            print(f"{row['order']:<26}{row['removed']:>6} {cells[0]:>31} {cells[1]:>31}")
+    if found.manifest["gradient"].startswith("none"):
+        print(f"\ngradient: {found.manifest['gradient']}")
 
 
 def print_redundancy(found: HeadRedundancy) -> None:

@@ -28,6 +28,7 @@ EXPERIMENTS = {
     "rules": (pi.explain, {"rules": ["covariance", "delta"], "batch": 1}, ("rules", "heads")),
     "capacity": (pi.memory_capacity, {"rules": ["hebbian"], "batch": 1}, ("memories", "heads", "curves")),
     "redundancy": (pi.head_redundancy, {"pairs": 2}, ("effects", "heads", "layers", "correlations")),
+    "prune": (pi.head_importance, {}, ("effects", "curves", "heads", "predictors", "curve")),
     "propagate": (pi.error_propagation, {"strengths": [0.1, 0.3]}, ("heads", "rows", "gain", "joint", "witness")),
     "budget": (pi.association_budget, {"max_loss_increase": 0.1}, ("heads", "methods", "curve")),
 }

@@ -4,6 +4,7 @@ from pavinterp.experiments.associations import Needed, needed_associations
 from pavinterp.experiments.budgets import AssociationBudget, association_budget
 from pavinterp.experiments.own_capacity import Capacity, memory_capacity
 from pavinterp.experiments.propagation import ErrorPropagation, error_propagation
+from pavinterp.experiments.pruning import HeadImportance, head_importance
 from pavinterp.experiments.redundancy import HeadRedundancy, head_redundancy
 from pavinterp.experiments.rule_swap import Swapped, linearisation_cost
 from pavinterp.experiments.rules import Explanation, explain
@@ -13,12 +14,14 @@ __all__ = [
     "Capacity",
     "ErrorPropagation",
     "Explanation",
+    "HeadImportance",
     "HeadRedundancy",
     "Needed",
     "Swapped",
     "association_budget",
     "error_propagation",
     "explain",
+    "head_importance",
     "head_redundancy",
     "linearisation_cost",
     "memory_capacity",

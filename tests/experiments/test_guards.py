@@ -90,7 +90,13 @@ def test_hooks_on_some_rows_of_a_batch_are_refused(name):
         return (states, *output[1:]) if whole else states
 
     blocks[0].register_forward_hook(hook)
-    for experiment in (pi.needed_associations, pi.linearisation_cost, pi.association_budget, pi.head_redundancy):
+    for experiment in (
+        pi.needed_associations,
+        pi.linearisation_cost,
+        pi.association_budget,
+        pi.head_redundancy,
+        pi.head_importance,
+    ):
         with pytest.raises(UserError, match=r"some rows of a batch only|hooks that do nothing") as error:
             experiment(pi.load(model), TEXT, progress=False)
         assert "\n" not in str(error.value)
@@ -123,6 +129,7 @@ EXPERIMENTS = {
     pi.error_propagation: {"strengths": np.array([0.1], np.float32), "draws": np.int64(1)},
     pi.linearisation_cost: {"rules": ["covariance"]},
     pi.head_redundancy: {"pairs": np.int64(2), "tests": np.int32(8)},
+    pi.head_importance: {},
     pi.association_budget: {"by": "load", "max_loss_increase": np.float32(0.5)},
 }
 

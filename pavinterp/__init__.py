@@ -15,10 +15,12 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.errors import UserError as UserError
     from pavinterp.experiments import AssociationBudget as AssociationBudget
     from pavinterp.experiments import Capacity as Capacity
+    from pavinterp.experiments import Conditioning as Conditioning
     from pavinterp.experiments import Explanation as Explanation
     from pavinterp.experiments import Needed as Needed
     from pavinterp.experiments import Swapped as Swapped
     from pavinterp.experiments import association_budget as association_budget
+    from pavinterp.experiments import condition as condition
     from pavinterp.experiments import explain as explain
     from pavinterp.experiments import linearisation_cost as linearisation_cost
     from pavinterp.experiments import memory_capacity as memory_capacity
@@ -35,12 +37,14 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
 _HOME = {
     "AssociationBudget": "experiments",
     "Capacity": "experiments",
+    "Conditioning": "experiments",
     "Explanation": "experiments",
     "Needed": "experiments",
     "Run": "run",
     "Swapped": "experiments",
     "UserError": "errors",
     "association_budget": "experiments",
+    "condition": "experiments",
     "corpus": "corpora",
     "describe": "tables",
     "explain": "experiments",

@@ -2,6 +2,7 @@
 
 from pavinterp.experiments.associations import Needed, needed_associations
 from pavinterp.experiments.budgets import AssociationBudget, association_budget
+from pavinterp.experiments.conditioning import Conditioning, condition
 from pavinterp.experiments.own_capacity import Capacity, memory_capacity
 from pavinterp.experiments.rule_swap import Swapped, linearisation_cost
 from pavinterp.experiments.rules import Explanation, explain
@@ -9,10 +10,12 @@ from pavinterp.experiments.rules import Explanation, explain
 __all__ = [
     "AssociationBudget",
     "Capacity",
+    "Conditioning",
     "Explanation",
     "Needed",
     "Swapped",
     "association_budget",
+    "condition",
     "explain",
     "linearisation_cost",
     "memory_capacity",

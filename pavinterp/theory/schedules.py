@@ -41,11 +41,13 @@ PREDICTIONS = {"higher": 1, "lower": -1, "none": 0}
 MOST_TRIALS = 10_000
 
 _KEYS = ("name", "about", "source", "test", "response", "predicts", "baseline", "similar", "groups")
-_NAME = r"[A-Z]\d*"
+_NAME = r"[A-Z][0-9]*"
 _COMPOUND = re.compile(rf"(?:{_NAME})+")
-_RANGE = re.compile(r"([A-Z])(\d+)\.\.([A-Z])(\d+)")
-_ITEM = re.compile(r"(?P<what>.*?)(?:\s+(?P<share>\d+(?:\.\d+)?)\s*%)?(?:\s*\bx\s*(?P<count>\d+))?")
-_SIMILAR = re.compile(rf"({_NAME})\s*~\s*(\d*\.?\d+)\s*({_NAME})")
+_RANGE = re.compile(r"([A-Z])([0-9]+)\.\.([A-Z])([0-9]+)")
+_ITEM = re.compile(
+    r"(?P<what>.*?)(?:\s+(?P<share>[0-9]+(?:\.[0-9]+)?) ?%)?(?:\s*\bx ?(?P<count>[0-9]{1,9}))?", re.DOTALL
+)
+_SIMILAR = re.compile(rf"({_NAME})\s*~\s*([0-9]*\.?[0-9]+)\s*({_NAME})")
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def _phase(where: str, text: str) -> Phase:
     """`A -> X x8, B -> x8`: counts of a kind that is written twice are added."""
     counts: dict[Trial, int] = {}
     for item in text.split(","):
-        for trial, count in _kinds(where, item.strip()):
+        for trial, count in _kinds(where, " ".join(item.split())):
             counts[trial] = counts.get(trial, 0) + count
     return Phase(tuple(counts.items()))
 

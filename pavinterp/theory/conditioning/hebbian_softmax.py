@@ -1,9 +1,9 @@
 """The Hebbian memory read as attention reads it: pairs are weighed by softmax of similarity, beside a sink.
 
 Response `sum_j a_j v_j`, `a_j = w_j / (w_0 + sum_i w_i)`, `w_j = exp(sharpness (cos(q, k_j) - 1))`. Keys and values are
-those of `hebbian`; the cosine is 0 with a key of no length (US alone), and filler has no weight. A trial with no US takes weight
-and gives nothing. The sink `w_0 = (1 - rate) / rate` makes the response to the first pairing `rate * lam`; n pairings
-of one CS give `n / (n + w_0)`. Nothing is corrected: the only competition is for weight.
+those of `hebbian`; the cosine is 0 with a key of no length (US alone), and filler has no weight. A trial with no US
+takes weight and gives nothing. The sink `w_0 = (1 - rate) / rate` makes the response to the first pairing
+`rate * lam`; n pairings of one CS give `n / (n + w_0)`. Nothing is corrected: the only competition is for weight.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def simulate(design: Design, parameters: Parameters) -> Array:
     shown = (keys(design, parameters, presented) for presented in (design.before, design.probes))
     stored, queries = (_unit(x, design.gram) for x in shown)
     cosine = queries @ design.gram @ np.swapaxes(stored, -1, -2)
-    stored_at_all = design.before.any(-1)[..., None, :]  # not filler
+    stored_at_all = np.swapaxes(np.any(design.before > 0, axis=-1, keepdims=True), -1, -2)  # not filler
     weights = np.exp(column(parameters.sharpness) * (cosine - 1)) * stored_at_all  # [*batch, probes, trials]
     rate = column(parameters.rate)
     total = (1 - rate) / rate + weights.cumsum(-1)

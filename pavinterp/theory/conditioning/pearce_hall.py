@@ -11,7 +11,8 @@ and after each trial in which it was present
 
 Sources: Pearce & Hall 1980, Psychological Review 87, 532-552 (gamma = 1); gamma: Pearce, Kaye & Hall 1982, in Commons,
 Herrnstein & Wagner (eds), Quantitative Analyses of Behavior 3. Chosen here, where the papers leave it open: surprise is
-taken as a share of lambda, at most 1, and of several USs the largest counts.
+taken as a share of lambda, at most 1, and of several USs the largest counts. Excitation does not fade as the error
+does, so responses jump where a prediction passes lambda: they are not continuous in the rate.
 """
 
 from __future__ import annotations

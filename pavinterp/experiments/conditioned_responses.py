@@ -69,7 +69,7 @@ def prompts(
         order = seed * 1_000_003 + number
         listed = trials(paradigm, group.name, order)
         cs = group.test if test is None else test
-        prompt = lay_out(listed, cs, drawn.tokens, layout, start=start, filler=drawn.filler, seed=order)
+        prompt = lay_out(listed, cs, drawn.tokens, layout, start=start, filler=drawn.filler.tolist(), seed=order)
         often = {name: sum(trial.us == name for trial in listed) for name in (*paradigm.uss, *paradigm.css)}
         us = group.response
         others = [n for n in paradigm.uss if n != us and often[n] and often[n] == often[us]]

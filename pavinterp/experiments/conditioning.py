@@ -103,8 +103,7 @@ def condition(
             whose prompts are longer than the model has positions (the manifest names them).
         draws: of stimuli, for every paradigm.
         layouts: of a trial, of `trial_layouts.TEXTS`; default all.
-        stimuli: `words`, `random` (any tokens), `nonsense` (letters without a vowel), or a text file with one stimulus a
-            line.
+        stimuli: `words`, `random` (any tokens), `nonsense` (letters without a vowel), or a text file with one a line.
         foils: control USs of a draw.
         margin: half width of effects that count as none, nats; default `conditioning_tables.equivalence_margin`.
         batch: prompts a forward pass; default as many as give 256 MB of logits.

@@ -7,6 +7,7 @@ nothing but the schedule sets them apart; which of them plays which part is rand
 
 from __future__ import annotations
 
+import itertools
 import re
 import zlib
 from collections import Counter
@@ -268,7 +269,7 @@ def _candidates(handle: ModelHandle, kind: str | Path) -> tuple[str, npt.NDArray
     chosen = [i for i, text in enumerate(texts) if fits(text)]
     if kind == "words":
         ordered = sorted(chosen, key=lambda i: texts[i])
-        begins = {a for a, b in zip(ordered, ordered[1:], strict=False) if texts[b].startswith(texts[a])}
+        begins = {a for a, b in itertools.pairwise(ordered) if texts[b].startswith(texts[a])}
         chosen = [i for i in chosen if i not in begins]
     return (
         {"words": "the words", "nonsense": "the nonsense words", "random": "the tokens"}[str(kind)],

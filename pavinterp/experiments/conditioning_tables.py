@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy import stats
+from scipy.special import gammaln
 
 from pavinterp.experiments.resampling import means, resampled, with_intervals
 from pavinterp.theory.conditioning.fitting import Fit, fit
@@ -32,8 +33,7 @@ MARGIN = 0.2
 """Least equivalence margin, nats: odds of the US against its controls that differ by a fifth count as the same."""
 
 FIT_DRAWS = 200
-VERDICTS = ("as predicted", "absent", "opposite", "undecided", "present")
-_SIGNS = {1: "+", -1: "-", 0: "0"}
+UNDECIDED = "?"
 
 
 def curve_table(records: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
@@ -105,14 +105,11 @@ def effect_table(tests: pd.DataFrame, paradigms: Iterable[Paradigm], seed: int =
     rows = {}
     for paradigm in paradigms:
         mine = tests[tests["paradigm"] == paradigm.name]
-        groups = {
-            name: one.pivot(index="layout", columns="draw", values="response") for name, one in mine.groupby("group")
-        }
+        table = mine.pivot(index=["group", "layout"], columns="draw", values="response")
+        layouts = list(dict.fromkeys(mine["layout"]))
         weights = _draw_weights(mine, seed)
         for control in paradigm.controls:
-            one = groups["experimental"]
-            one = one.loc[list(dict.fromkeys(mine["layout"]))]
-            two = groups[control.name].loc[one.index]
+            one, two = (table.loc[name].loc[layouts] for name in ("experimental", control.name))
             apart = one.to_numpy() - two.to_numpy()
             common = {"us_as_often": _as_often(paradigm, control.name), "draws": apart.shape[1]}
             for i, layout in enumerate(one.index):
@@ -129,12 +126,13 @@ def effect_table(tests: pd.DataFrame, paradigms: Iterable[Paradigm], seed: int =
                 "p": p, "df": df, "experimental": one.to_numpy().mean(), "control_response": two.to_numpy().mean(),
                 **common,
             }  # fmt: skip
-    table = pd.DataFrame.from_dict(rows, orient="index")
-    table.index = pd.MultiIndex.from_tuples(table.index, names=["paradigm", "control", "layout"])
-    main = [(p.name, p.controls[0].name, ALL) for p in paradigms if p.controls]
-    table.insert(5, "p_holm", np.nan)
-    table.loc[main, "p_holm"] = holm(table.loc[main, "p"].to_numpy())
-    return table
+    found = pd.DataFrame.from_dict(rows, orient="index")
+    found.index = pd.MultiIndex.from_tuples(found.index, names=["paradigm", "control", "layout"])
+    corrected = np.full(len(found), np.nan)
+    main = found.index.get_indexer(pd.Index([(p.name, p.controls[0].name, ALL) for p in paradigms]))
+    corrected[main] = holm(found["p"].to_numpy()[main])
+    found.insert(5, "p_holm", corrected)
+    return found
 
 
 def crossed(values: npt.NDArray[np.float64]) -> tuple[float, float, float, float]:
@@ -155,9 +153,9 @@ def crossed(values: npt.NDArray[np.float64]) -> tuple[float, float, float, float
     ms_rest = (rest**2).sum() / ((layouts - 1) * (draws - 1))
     if ms_layout > ms_rest:
         total = ms_draw + ms_layout - ms_rest
-        parts = ((ms_layout, layouts - 1), (ms_draw, draws - 1), (ms_rest, (layouts - 1) * (draws - 1)))
+        parts = [(ms_layout, layouts - 1), (ms_draw, draws - 1), (ms_rest, (layouts - 1) * (draws - 1))]
     else:
-        total, parts = ms_draw, ((ms_draw, draws - 1),)
+        total, parts = ms_draw, [(ms_draw, draws - 1)]
     spread = sum(ms**2 / df for ms, df in parts)
     df = float(total**2 / spread) if spread > 0 else float(draws - 1)
     error = float(np.sqrt(total / values.size))
@@ -186,14 +184,8 @@ def hedges_g(differences: npt.NDArray[np.float64]) -> float:
     df = len(differences) - 1
     if df < 2 or not (deviation := differences.std(ddof=1)) > 0:
         return float("nan")
-    factor = np.exp(_log_gamma(df / 2) - _log_gamma((df - 1) / 2)) / np.sqrt(df / 2)
+    factor = np.exp(gammaln(df / 2) - gammaln((df - 1) / 2)) / np.sqrt(df / 2)
     return float(factor * differences.mean() / deviation)
-
-
-def _log_gamma(x: float) -> float:
-    from scipy.special import gammaln
-
-    return float(gammaln(x))
 
 
 def holm(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -233,9 +225,8 @@ def equivalence_margin(effects: pd.DataFrame, margin: float | None = None) -> fl
     """
     if margin is not None:
         return margin
-    at = ("acquisition", "control", ALL)
-    acquired = float(effects.loc[at, "effect"]) if at in effects.index else 0.0
-    return max(MARGIN, TOLERANCE * acquired)
+    acquired = effects["effect"].to_dict().get(("acquisition", "control", ALL), 0.0)
+    return max(MARGIN, TOLERANCE * float(acquired))
 
 
 def verdict_table(effects: pd.DataFrame, paradigms: Iterable[Paradigm], fits: list[Fit], margin: float) -> pd.DataFrame:
@@ -250,8 +241,9 @@ def verdict_table(effects: pd.DataFrame, paradigms: Iterable[Paradigm], fits: li
     Returns:
         One row paradigm x control x model: `expected` (by conditioning), `predicted` (by the model, +, -, 0; the model
         `conditioning` is what the field expects), `predicted_effect` (share of full learning), `size`, `size_lo`,
-        `size_hi` (nats, where fitted), `observed`, `observed_lo`, `observed_hi` (nats), `p_holm`, `verdict` (see
-        `verdict`).
+        `size_hi` (nats, where fitted), `direction` (see there) of `observed` with `observed_lo`, `observed_hi` (nats),
+        `p_holm`, `by_layout` (the direction in each layout, in order), `verdict` (see there), `layouts_as_predicted`
+        (in how many layouts the direction is the predicted one).
     """
     listed = list(paradigms)
     fitted = bool(fits) and all(one.acquired for one in fits)
@@ -263,36 +255,48 @@ def verdict_table(effects: pd.DataFrame, paradigms: Iterable[Paradigm], fits: li
     )
     field["predicted"] = field["expected"]
     told = pd.concat([field, told], ignore_index=True).rename(columns={"effect": "predicted_effect"})
-    seen = effects.xs(ALL, level="layout")[["effect", "effect_lo", "effect_hi", "p_holm"]]
-    seen.columns = pd.Index(["observed", "observed_lo", "observed_hi", "p_holm"])
-    table = told.merge(seen.reset_index(), on=["paradigm", "control"], how="left")
-    table["verdict"] = [
-        verdict(row["predicted"], row["observed_lo"], row["observed_hi"], margin) for row in table.to_dict("records")
+    seen = effects[["effect", "effect_lo", "effect_hi", "p_holm"]].set_axis(
+        ["observed", "observed_lo", "observed_hi", "p_holm"], axis=1
+    )
+    signs = [direction(low, high, margin) for low, high in seen[["observed_lo", "observed_hi"]].to_numpy()]
+    seen.insert(0, "direction", signs)
+    layouts = [name for name in dict.fromkeys(effects.index.get_level_values("layout")) if name != ALL]
+    by_layout = seen["direction"].unstack("layout")[layouts].agg("".join, axis=1).rename("by_layout")
+    pooled = seen.xs(ALL, level="layout").join(by_layout)
+    table = told.merge(pooled.reset_index(), on=["paradigm", "control"], how="left")
+    pairs = zip(table["predicted"], table["direction"], strict=True)
+    table["verdict"] = [verdict(str(predicted), str(observed)) for predicted, observed in pairs]
+    table["layouts_as_predicted"] = [
+        signs.count(predicted) for predicted, signs in zip(table["predicted"], table["by_layout"], strict=True)
     ]
-    names = ["conditioning", *dict.fromkeys(told["model"])]
-    order = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    place = {paradigm.name: i for i, paradigm in enumerate(listed)}
-    table["_order"] = [(place[p], order[m]) for p, m in zip(table["paradigm"], table["model"], strict=True)]
-    table = table.sort_values("_order", kind="stable").drop(columns="_order")
-    return table.set_index(["paradigm", "control", "model"])
+    order = pd.MultiIndex.from_tuples(
+        [(p.name, c.name, m) for p in listed for c in p.controls for m in dict.fromkeys(told["model"])],
+        names=["paradigm", "control", "model"],
+    )
+    return table.set_index(list(order.names)).loc[order]
 
 
-def verdict(predicted: str, low: float, high: float, margin: float) -> str:
-    """What the 95 % interval of an effect says of a predicted direction.
+def direction(low: float, high: float, margin: float) -> str:
+    """What the 95 % interval of an effect says: `0` where it lies within the margin about 0, no effect worth the name.
 
-    `absent` where the interval lies within the margin about 0: no effect worth the name. Else, where it leaves out 0,
-    `as predicted` or `opposite`; and `undecided` where it does neither. For a theory that predicts no effect (0),
-    an absent one is `as predicted` and one whose interval leaves out 0 `present`.
+    Else `+` or `-` where it leaves out 0, and `?` where it does not, or where there is none.
     """
-    if np.isnan(low) or np.isnan(high):
-        return "undecided"
     if -margin <= low and high <= margin:
-        return "as predicted" if predicted == "0" else "absent"
-    if low <= 0 <= high:
+        return "0"
+    return "+" if low > 0 else "-" if high < 0 else UNDECIDED
+
+
+def verdict(predicted: str, observed: str) -> str:
+    """A predicted direction (+, -, 0) against an observed one, see `direction`.
+
+    `as predicted`, `undecided`, `opposite`; `absent`: predicted and not there; `present`: there, and predicted not to
+    be.
+    """
+    if observed == UNDECIDED:
         return "undecided"
-    if predicted == "0":
-        return "present"
-    return "as predicted" if (predicted == "+") == (low > 0) else "opposite"
+    if observed == predicted:
+        return "as predicted"
+    return "absent" if observed == "0" else "present" if predicted == "0" else "opposite"
 
 
 def _as_often(paradigm: Paradigm, control: str) -> bool:

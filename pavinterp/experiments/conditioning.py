@@ -178,7 +178,7 @@ def condition(
         effects=effects,
         verdicts=found,
         fits=_fit_frame(fits),
-        tests=tables.tested_table(records),
+        tests=tables.outcome_table(records),
         stimuli=_stimuli_frame(drawn, chosen, handle),
         manifest=manifest,
     )
@@ -188,7 +188,7 @@ def analysed(
     records: pd.DataFrame, paradigms: Sequence[Paradigm], margin: float | None, seed: int
 ) -> tuple[pd.DataFrame, list[Fit], float, pd.DataFrame]:
     """Effects, theories fitted to acquisition, the equivalence margin, and verdicts, from records of any model."""
-    effects = tables.effect_table(tables.tested_table(records), paradigms, seed)
+    effects = tables.effect_table(tables.outcome_table(records), paradigms, seed)
     fits = tables.acquisition_fits(records, paradigms, MODELS, seed)
     width = tables.equivalence_margin(effects, margin)
     return effects, fits, width, tables.verdict_table(effects, paradigms, fits, width)

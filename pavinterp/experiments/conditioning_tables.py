@@ -77,7 +77,7 @@ def curve_table(records: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     return pd.concat(found)[order]
 
 
-def tested_table(records: pd.DataFrame) -> pd.DataFrame:
+def outcome_table(records: pd.DataFrame) -> pd.DataFrame:
     """Response in the test, less the baseline's where the group has one: a row paradigm x group x layout x draw."""
     by = ["paradigm", "group", "layout", "draw"]
     tests = records[records["test"]]
@@ -90,7 +90,7 @@ def effect_table(tests: pd.DataFrame, paradigms: Iterable[Paradigm], seed: int =
     """Experimental minus control response, by layout and over all of them.
 
     Args:
-        tests: from `tested_table`.
+        tests: from `outcome_table`.
         paradigms: those measured.
         seed: of the bootstrap.
 

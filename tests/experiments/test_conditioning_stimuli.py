@@ -60,6 +60,9 @@ def test_stimuli_of_a_draw_are_matched(demo, words, name):
     vocabulary, _ = words
     paradigm = library.builtin()[name]
     chosen = pool(vocabulary, needed(paradigm, 8))
+    if name != "capacity":
+        assert (chosen.logit_window, chosen.norm_window) <= WINDOWS[0]
+        assert chosen.norm_window <= WINDOWS[0][1] + 1e-9
     assert any(chosen.logit_window <= width and chosen.norm_window <= ratio + 1e-9 for width, ratio in WINDOWS)
     norms = demo.model.get_input_embeddings().weight.detach().norm(dim=1).numpy()
     unigram = dict(zip(vocabulary.ids.tolist(), vocabulary.unigram, strict=True))

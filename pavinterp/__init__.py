@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.errors import UserError as UserError
     from pavinterp.experiments import AssociationBudget as AssociationBudget
     from pavinterp.experiments import Capacity as Capacity
+    from pavinterp.experiments import Conditioning as Conditioning
     from pavinterp.experiments import ErrorPropagation as ErrorPropagation
     from pavinterp.experiments import Explanation as Explanation
     from pavinterp.experiments import HeadImportance as HeadImportance
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.experiments import Needed as Needed
     from pavinterp.experiments import Swapped as Swapped
     from pavinterp.experiments import association_budget as association_budget
+    from pavinterp.experiments import condition as condition
     from pavinterp.experiments import error_propagation as error_propagation
     from pavinterp.experiments import explain as explain
     from pavinterp.experiments import head_importance as head_importance
@@ -41,6 +43,7 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
 _HOME = {
     "AssociationBudget": "experiments",
     "Capacity": "experiments",
+    "Conditioning": "experiments",
     "ErrorPropagation": "experiments",
     "Explanation": "experiments",
     "HeadImportance": "experiments",
@@ -50,6 +53,7 @@ _HOME = {
     "Swapped": "experiments",
     "UserError": "errors",
     "association_budget": "experiments",
+    "condition": "experiments",
     "corpus": "corpora",
     "describe": "tables",
     "error_propagation": "experiments",

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 if TYPE_CHECKING:
     from pavinterp.corpora import Corpus
     from pavinterp.models import ModelHandle
@@ -39,6 +41,12 @@ def read_text(options: Mapping[str, Any], progress: Progress) -> Corpus:
     with progress.stage(f"reading {options['corpus']}"):
         names = ("text_field", "max_documents")
         return pi.corpus(options["corpus"], **{name: options[name] for name in names})
+
+
+def is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether the command line has the option, rather than its default standing in."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def quiet_libraries() -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pavinterp.command_steps import load_model, quiet_libraries, read_text
+from pavinterp.command_steps import is_given, load_model, quiet_libraries, read_text
+from pavinterp.condition_command import condition
 from pavinterp.options import (
     Batch,
     Bos,
@@ -107,7 +108,7 @@ def _found(
         text, handle = read_text(options, progress), load_model(options, progress)
         if options["fast"]:
             quick = first_look(command, handle)
-            arguments |= {name: value for name, value in quick.items() if not _is_given(ctx, name)}
+            arguments |= {name: value for name, value in quick.items() if not is_given(ctx, name)}
         experiment = getattr(pi, EXPERIMENTS[command])
         found = experiment(handle, text, **arguments, progress=progress, command=ctx.obj["command"])
     if file is not None:
@@ -123,12 +124,6 @@ def first_look(command: str, handle: ModelHandle) -> dict[str, Any]:
     if "context" in quick:
         quick["context"] = min(quick["context"], handle.max_context or quick["context"])
     return quick
-
-
-def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Whether the command line has the option, rather than its default standing in."""
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def rules(
@@ -549,4 +544,4 @@ def prune(
         terminal.print_prune(found)
 
 
-COMMANDS = (rules, capacity, needed, swap, budget, propagate, redundancy, prune)
+COMMANDS = (rules, capacity, needed, swap, budget, propagate, redundancy, prune, condition)

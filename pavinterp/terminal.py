@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pavinterp.experiments import (
         AssociationBudget,
         Capacity,
+        Conditioning,
         ErrorPropagation,
         Explanation,
         HeadImportance,
@@ -333,6 +334,41 @@ def print_budget(found: AssociationBudget) -> None:
         "heads cut at once, on held-out text. read: associations a test of a head really keeps; early tests see fewer "
         "than a budget. Which ones is known only after all were weighed: this bounds attention reads, and the KV cache "
         f"from below. {found.manifest['intervals']}",
+        file=sys.stderr,
+    )
+
+
+def print_conditioning(found: Conditioning) -> None:
+    """Effect of each paradigm, what conditioning expects and whether it is so, and the theories that say it."""
+    layouts = list(found.manifest["layouts"])
+    print(f"{'paradigm':<33}{'effect':>22}{'g':>7}{'p':>10}  {'layouts':<9}{'expected':<10}{'verdict':<14}theories")
+    rows = found.verdicts.reset_index()
+    pooled_of = cast(Any, found.effects.xs("all", level="layout")).to_dict("index")
+    for (paradigm, control), mine in rows.groupby(["paradigm", "control"], sort=False):
+        first = mine.iloc[0]
+        pooled = pooled_of[str(paradigm), str(control)]
+        p = pooled["p_holm"] if not math.isnan(pooled["p_holm"]) else None
+        held = mine.loc[(mine["verdict"] == "as predicted") & (mine["model"] != "conditioning"), "model"]
+        name = paradigm if p is not None else f"  against {control}"
+        print(
+            f"{name:<33}{_with_interval(pooled, 'effect'):>22}{share(float(pooled['g'])):>7}"
+            f"{'' if p is None else f'{p:.2g}':>10}  {first['by_layout']:<9}{first['expected']:<10}"
+            f"{first['verdict']:<14}{', '.join(held)}"
+        )
+    told = rows[rows["verdict"] != "undecided"]
+    said = [
+        f"{model} {(mine['verdict'] == 'as predicted').sum()} of {len(mine)}"
+        for model, mine in told.groupby("model", sort=False)
+    ]
+    print(f"\nas predicted, of the contrasts that are decided: {', '.join(said) or 'none is decided'}")
+    manifest, given = found.manifest, found.manifest["arguments"]
+    print(
+        "effect: logit of the US less the mean of its control USs, experimental minus control group in the test, nats, "
+        "with its 95 % interval over layouts and draws (paired, both crossed random effects); g: Hedges' g; p: "
+        f"corrected for {len(given['paradigms'])} paradigms (Holm). layouts: direction in {', '.join(layouts)} (+, -, "
+        f"0 within {number(float(manifest['margin']))} nats, ? undecided). expected: by conditioning; verdict: of "
+        f"that; theories, fitted to acquisition only, that predict what was seen. {given['draws']} draws of stimuli. "
+        f"{' '.join(manifest['notes'])}",
         file=sys.stderr,
     )
 

@@ -2,6 +2,7 @@
 
 from pavinterp.experiments.associations import Needed, needed_associations
 from pavinterp.experiments.budgets import AssociationBudget, association_budget
+from pavinterp.experiments.conditioning import Conditioning, condition
 from pavinterp.experiments.own_capacity import Capacity, memory_capacity
 from pavinterp.experiments.propagation import ErrorPropagation, error_propagation
 from pavinterp.experiments.pruning import HeadImportance, head_importance
@@ -12,6 +13,7 @@ from pavinterp.experiments.rules import Explanation, explain
 __all__ = [
     "AssociationBudget",
     "Capacity",
+    "Conditioning",
     "ErrorPropagation",
     "Explanation",
     "HeadImportance",
@@ -19,6 +21,7 @@ __all__ = [
     "Needed",
     "Swapped",
     "association_budget",
+    "condition",
     "error_propagation",
     "explain",
     "head_importance",

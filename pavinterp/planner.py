@@ -1,0 +1,255 @@
+"""The trade-off planner: which depth, width, heads and `d_k` a parameter budget is best spent on, by the theory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pandas as pd
+
+from pavinterp.arguments import require_one_of, require_whole, require_yes_or_no, whole_numbers
+from pavinterp.errors import UserError
+from pavinterp.experiment import definitions
+from pavinterp.measured_constants import Constants
+from pavinterp.theory.propagation import (
+    COMBINATIONS,
+    Combination,
+    layer_error,
+    llama_parameters,
+    log_reliability,
+    retrieval_error,
+)
+
+if TYPE_CHECKING:
+    from pavinterp.run import Run
+
+D_K = (8, 16, 32, 64, 128, 256)
+DEEPEST = 64
+SHAPE = ["depth", "d_model", "heads", "kv_heads", "d_k", "mlp"]
+NEAR = (0.01, 0.05)
+COLUMNS = {
+    "depth": ("layers", "Decoder blocks."),
+    "d_model": ("dimensions", "Width of the residual stream: heads x d_k."),
+    "heads": ("count", "Query heads a layer."),
+    "kv_heads": ("count", "Key-value heads a layer: memories; query heads that share one read the same."),
+    "d_k": ("dimensions", "Of keys, queries and values of a head."),
+    "mlp": ("dimensions", "Inner width of the gated MLP."),
+    "parameters": ("count", "Of the whole model, output matrix tied to the embedding unless said otherwise."),
+    "eps": ("fraction of power", "Error of one head: (N - 1) / (N - 1 + d_k) at the associations planned for."),
+    "redundancy": ("heads", "r: heads of a layer that fail independently; kv_heads times the distinct share."),
+    "layer_error": ("fraction of power", "eps^r (any), or (N - 1) / (N - 1 + r d_k) (summed); before gains."),
+    "reliability": ("probability", "prod_l (1 - min(1, G_l^2 layer_error)): all layers in series retrieve."),
+    "log_reliability": ("nats", "Natural logarithm of reliability, for those too small for a float."),
+}
+"""Units and definitions of a plan's columns."""
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """Designs of one parameter budget, the most reliable first.
+
+    Attributes:
+        designs: a row a design; columns `COLUMNS`, with "units" and "descriptions" in `.attrs`.
+        flat: a row for `within` = 0.01 and 0.05: `designs` whose reliability is at most so far (a fraction) below the
+            optimum's, and the least and most `depth`, `heads`, `kv_heads` and `d_k` among them.
+        manifest: budget and arguments; `measured` and `assumed`, what each number rests on, in words.
+    """
+
+    designs: pd.DataFrame
+    flat: pd.DataFrame
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def optimum(self) -> pd.Series:
+        """The most reliable design; of equals the one with fewest layers, then fewest parameters."""
+        return self.designs.iloc[0]
+
+    def __repr__(self) -> str:
+        best = self.optimum
+        return (
+            f"Plan({len(self.designs)} designs; best: {best['depth']:.0f} layers of {best['heads']:.0f} heads of "
+            f"{best['d_k']:.0f}, reliability {best['reliability']:.3g}; .designs, .optimum, .flat, .manifest)"
+        )
+
+
+def plan(
+    parameters: int,
+    associations: float | None = None,
+    *,
+    measured: Run | None = None,
+    kv_heads: int | str | None = None,
+    d_k: Sequence[int] = D_K,
+    depth: Sequence[int] = tuple(range(1, DEEPEST + 1)),
+    mlp_ratio: float = 8 / 3,
+    vocabulary: int = 32_000,
+    tied: bool = True,
+    tolerance: float = 0.05,
+    combination: Combination = "summed",
+) -> Plan:
+    """How reliably the designs that a parameter budget allows retrieve, by the model of `theory.propagation`.
+
+    Every depth, `d_k` and size of a query group; `d_model = heads x d_k`, as many heads as fit. Layers are in series,
+    each with the same load and as many independent memories as it has KV heads. It is an order of designs, not a
+    forecast: heads of a trained softmax model retrieve far better than the linear memory that `eps` is of.
+
+    Args:
+        parameters: budget, of the whole model, at least 1,000.
+        associations: N that each head holds, at least 1; default the mean over the measured run's heads of their median
+            effective load.
+        measured: a run, for its heads' load (unless `associations` is given) and, if they were added to it, from
+            `redundancy` the share of heads that are distinct, from `propagate` gains by relative depth.
+        kv_heads: KV heads of each layer, "all" for as many as heads; None tries groups of 1, 2, 4 and 8 query heads.
+        d_k, depth: what is tried.
+        mlp_ratio: inner width of the MLP over d_model; rounded to a multiple of 8.
+        vocabulary: tokens.
+        tied: whether the output matrix is the embedding.
+        tolerance: share of the budget that a design may leave unused.
+        combination: "summed" (what heads write adds up) or "any" (the paper's: one head that is right suffices).
+
+    Raises:
+        UserError: an argument makes no sense, the run lacks what is asked of it, or no design fits.
+    """
+    require_whole("parameters", parameters, 1000)
+    require_whole("vocabulary", vocabulary, 1)
+    require_yes_or_no("tied", tied)
+    widths, depths = whole_numbers("d_k", d_k, 1) or [], whole_numbers("depth", depth, 1) or []
+    if not widths or not depths:
+        raise UserError("d_k and depth need at least one number each to try")
+    if kv_heads not in (None, "all"):
+        require_whole("kv_heads", kv_heads, 1, ', "all" or None')
+    _require_real("mlp_ratio", mlp_ratio, above=0)
+    _require_real("tolerance", tolerance, above=0, below=1)
+    constants = Constants.of(measured, associations)
+    shapes = _shapes(int(parameters), kv_heads, sorted({*widths}), sorted({*depths}), mlp_ratio, vocabulary, tied)
+    shapes = shapes[shapes["parameters"] >= (1 - tolerance) * parameters]
+    if shapes.empty:
+        raise UserError(
+            f"no design has {1 - tolerance:.0%} to 100 % of {parameters:,} parameters with a vocabulary of "
+            f"{vocabulary:,}{'' if kv_heads is None else f' and kv_heads {kv_heads}'}: change one of them, or tolerance"
+        )
+    designs = rate(shapes, constants.load, combination=combination, constants=constants)
+    keys = ["log_reliability", "depth", "parameters", "d_k", "kv_heads"]
+    designs = designs.sort_values(keys, ascending=[False, True, True, True, True], kind="stable", ignore_index=True)
+    designs.attrs = definitions({name: COLUMNS[name] for name in designs.columns})
+    arguments = {
+        "parameters": int(parameters), "associations": constants.load, "kv_heads": kv_heads, "d_k": widths,
+        "depth": depths, "mlp_ratio": mlp_ratio, "vocabulary": vocabulary, "tied": tied, "tolerance": tolerance,
+        "combination": combination,
+    }  # fmt: skip
+    said = {"measured": constants.measured, "assumed": constants.assumed}
+    return Plan(designs, flatness(designs), {"arguments": arguments, **said})
+
+
+def rate(
+    designs: pd.DataFrame,
+    associations: float,
+    *,
+    combination: Combination = "summed",
+    constants: Constants | None = None,
+) -> pd.DataFrame:
+    """The designs with `eps`, `redundancy`, `layer_error`, `reliability`, `log_reliability` beside, in their order.
+
+    Args:
+        designs: with `depth`, `kv_heads` and `d_k`.
+        associations: N that each head holds, at least 1.
+        combination: as in `plan`.
+        constants: measured share of distinct heads and gains; default all heads are distinct, gains 1.
+
+    Raises:
+        UserError: a column is missing, or an argument makes no sense.
+    """
+    require_one_of("combination", combination, COMBINATIONS)
+    _require_real("associations", associations, above=1, closed=True)
+    if missing := [name for name in ("depth", "kv_heads", "d_k") if name not in designs.columns]:
+        raise UserError(f"designs need the columns depth, kv_heads and d_k; missing: {', '.join(missing)}")
+    known = constants or Constants.of(None, associations)
+    width = designs["d_k"].to_numpy(np.float64)
+    copies = np.maximum(1.0, known.distinct_share * designs["kv_heads"].to_numpy(np.float64))
+    error = layer_error(associations, width, copies, combination)
+    logs = np.array(
+        [
+            log_reliability(np.full(int(depth), one), gains=known.gains_of(int(depth)))
+            for depth, one in zip(designs["depth"], error, strict=True)
+        ]
+    )
+    return designs.assign(
+        eps=retrieval_error(associations, width),
+        redundancy=copies,
+        layer_error=error,
+        reliability=np.exp(logs),
+        log_reliability=logs,
+    )
+
+
+def flatness(designs: pd.DataFrame) -> pd.DataFrame:
+    """By `within` (0.01, 0.05): how many designs lie so near the best one's reliability, and how different they are."""
+    best = designs["log_reliability"].max()
+    rows = {}
+    for within in NEAR:
+        # all that are as unreliable as can be are equal: -inf less -inf is no number
+        near = designs[
+            (designs["log_reliability"] >= best + math.log1p(-within)) | (designs["log_reliability"] == best)
+        ]
+        rows[within] = {"designs": len(near)} | {
+            f"{name}_{end}": int(getattr(near[name], end)())
+            for name in ("depth", "heads", "kv_heads", "d_k")
+            for end in ("min", "max")
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("within")
+
+
+def _shapes(
+    budget: int,
+    kv_heads: int | str | None,
+    widths: list[int],
+    depths: list[int],
+    mlp_ratio: float,
+    vocabulary: int,
+    tied: bool,
+) -> pd.DataFrame:
+    """Of each depth, d_k and query group the widest design within the budget; a row a design, each once."""
+    rows: dict[tuple[int, ...], int] = {}
+    groups = (1,) if kv_heads == "all" else (1, 2, 4, 8) if kv_heads is None else (0,)
+    for depth, width, group in itertools.product(depths, widths, groups):
+
+        def shape(times: int, depth: int = depth, width: int = width, group: int = group) -> dict[str, int]:
+            """With so many groups of query heads (of so many heads a KV head, where their number is given)."""
+            memories = times if group else int(cast(int, kv_heads))
+            heads = times * (group or memories)
+            mlp = max(8, 8 * round(mlp_ratio * heads * width / 8))
+            found = {"depth": depth, "d_model": heads * width, "heads": heads}
+            return {**found, "kv_heads": memories, "d_k": width, "mlp": mlp}
+
+        count = partial(_count, shape, vocabulary, tied)
+        if (most := _largest(count, budget)) > 0:
+            rows[tuple(shape(most).values())] = count(most)
+    table = pd.DataFrame(list(rows), columns=SHAPE, dtype=np.int64)
+    return table.assign(parameters=np.array(list(rows.values()), dtype=np.int64))
+
+
+def _count(shape: Callable[[int], dict[str, int]], vocabulary: int, tied: bool, times: int) -> int:
+    return llama_parameters(**shape(times), vocabulary=vocabulary, tied=tied)
+
+
+def _largest(count: Callable[[int], int], budget: int) -> int:
+    """The largest whole number of at least 1 whose count is within the budget; 0 where none is. `count` increases."""
+    low, high = 0, 1
+    while count(high) <= budget:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count(middle) <= budget else (low, middle)
+    return low
+
+
+def _require_real(name: str, value: Any, *, above: float, below: float = math.inf, closed: bool = False) -> None:
+    real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if real and above < value < below or closed and real and value == above:
+        return
+    bounds = f"{'of at least' if closed else 'above'} {above:g}" + (f" and below {below:g}" if below < math.inf else "")
+    raise UserError(f"{name} must be a number {bounds}, got {value!r:.40}")

@@ -53,10 +53,8 @@ class Constants:
             load, words = _load(run)
             measured.append(words)
         else:
-            real = isinstance(associations, (int, float, np.integer, np.floating)) and not isinstance(
-                associations, bool
-            )
-            if not real or not 1 <= associations < np.inf:
+            real = isinstance(associations, (int, float, np.integer, np.floating))
+            if not real or isinstance(associations, bool) or not 1 <= associations < np.inf:
                 raise UserError(f"associations must be a number of at least 1, got {associations!r:.40}")
             load = float(associations)
             assumed.append(f"{load:.4g} associations a head, in every design")
@@ -80,7 +78,7 @@ class Constants:
             places = layers.index.to_numpy(np.float64) / max(1, depth - 1)
             gains = layers["gain"].to_numpy(np.float64)
             measured.append(f"gains {gains.min():.2g} to {gains.max():.2g} by relative depth ({len(layers)} layers)")
-        assumed.append("isotropic CSs, layers in series, KV heads that fail independently")
+        assumed.append("isotropic CSs, the same load in every layer, KV heads that fail independently")
         return cls(load, share, places, gains, tuple(measured), tuple(assumed))
 
     def gains_of(self, depth: int) -> Array:
@@ -92,18 +90,13 @@ class Constants:
             return np.ones(1)
         return np.interp(np.linspace(0, 1, depth), self.relative_depth, self.gains)
 
-    def sentence(self) -> str:
-        """One line: what was measured and what is assumed."""
-        measured = f"measured: {'; '.join(self.measured)}. " if self.measured else "measured: nothing. "
-        return f"{measured}assumed: {'; '.join(self.assumed)}."
-
 
 def _load(run: Any) -> tuple[float, str]:
     loads = run.heads()["effective_load"].to_numpy(np.float64)
     known = loads[np.isfinite(loads)]
     if not len(known) or known.mean() < 1:
         raise UserError(
-            f"{run.manifest['model']['name']}: the run has no effective load to plan with; give associations"
+            f"{run.manifest['model']['name']}: the run has no effective load to plan with: give associations"
         )
     low, high = np.quantile(known, [0.1, 0.9])
     return float(known.mean()), (
@@ -124,7 +117,6 @@ def _layers(run: Any, experiment: str, column: str) -> pd.DataFrame | None:
     if layers.empty:
         return None
     if (layers[column] < 0).any():
-        raise UserError(
-            f"{experiment} of {run.manifest['model']['name']}: a negative {column} in its layers; make it again"
-        )
+        name = run.manifest["model"]["name"]
+        raise UserError(f"{experiment} of {name}: a {column} below 0 in its layers: make it again")
     return layers

@@ -43,7 +43,10 @@ COLUMNS = {
     "eps": ("fraction of power", "Error of one head: (N - 1) / (N - 1 + d_k) at the associations planned for."),
     "redundancy": ("heads", "r: heads of a layer that fail independently; kv_heads times the distinct share."),
     "layer_error": ("fraction of power", "eps^r (any), or (N - 1) / (N - 1 + r d_k) (summed); before gains."),
-    "reliability": ("probability", "prod_l (1 - min(1, G_l^2 layer_error)): all layers in series retrieve."),
+    "reliability": (
+        "probability",
+        "prod (1 - min(1, G^2 error)) over hops in series; a hop is a layer if not given.",
+    ),
     "log_reliability": ("nats", "Natural logarithm of reliability, for those too small for a float."),
 }
 """Units and definitions of a plan's columns."""
@@ -90,6 +93,7 @@ def plan(
     tied: bool = True,
     tolerance: float = 0.05,
     combination: Combination = "summed",
+    hops: int | None = None,
 ) -> Plan:
     """How reliably the designs that a parameter budget allows retrieve, by the model of `theory.propagation`.
 
@@ -110,6 +114,8 @@ def plan(
         tied: whether the output matrix is the embedding.
         tolerance: share of the budget that a design may leave unused.
         combination: "summed" (what heads write adds up) or "any" (the paper's: one head that is right suffices).
+        hops: retrievals in series that are needed; layers beyond are further tries at them. None is the paper's: one a
+            layer, so that of equal widths the shallowest is always best.
 
     Raises:
         UserError: an argument makes no sense, the run lacks what is asked of it, or no design fits.
@@ -122,24 +128,29 @@ def plan(
         raise UserError("d_k and depth need at least one number each to try")
     if kv_heads not in (None, "all"):
         require_whole("kv_heads", kv_heads, 1, ', "all" or None')
+    require_one_of("combination", combination, COMBINATIONS)
+    if hops is not None:
+        require_whole("hops", hops, 1)
     _require_real("mlp_ratio", mlp_ratio, above=0)
     _require_real("tolerance", tolerance, above=0, below=1)
     constants = Constants.of(measured, associations)
     shapes = _shapes(int(parameters), kv_heads, sorted({*widths}), sorted({*depths}), mlp_ratio, vocabulary, tied)
-    shapes = shapes[shapes["parameters"] >= (1 - tolerance) * parameters]
+    shapes = shapes[(shapes["parameters"] >= (1 - tolerance) * parameters) & (shapes["depth"] >= (hops or 1))]
     if shapes.empty:
+        given = {"vocabulary": f"{vocabulary:,}", "kv_heads": kv_heads, "hops": hops}
+        with_ = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
         raise UserError(
-            f"no design has {1 - tolerance:.0%} to 100 % of {parameters:,} parameters with a vocabulary of "
-            f"{vocabulary:,}{'' if kv_heads is None else f' and kv_heads {kv_heads}'}: change one of them, or tolerance"
+            f"no design has {1 - tolerance:.0%} to 100% of {parameters:,} parameters with {with_}: change one of them, "
+            "or tolerance"
         )
-    designs = rate(shapes, constants.load, combination=combination, constants=constants)
+    designs = rate(shapes, constants.load, combination=combination, hops=hops, constants=constants)
     keys = ["log_reliability", "depth", "parameters", "d_k", "kv_heads"]
     designs = designs.sort_values(keys, ascending=[False, True, True, True, True], kind="stable", ignore_index=True)
     designs.attrs = definitions({name: COLUMNS[name] for name in designs.columns})
     arguments = {
         "parameters": int(parameters), "associations": constants.load, "kv_heads": kv_heads, "d_k": widths,
         "depth": depths, "mlp_ratio": mlp_ratio, "vocabulary": vocabulary, "tied": tied, "tolerance": tolerance,
-        "combination": combination,
+        "combination": combination, "hops": hops,
     }  # fmt: skip
     said = {"measured": constants.measured, "assumed": constants.assumed}
     return Plan(designs, flatness(designs), {"arguments": arguments, **said})
@@ -150,6 +161,7 @@ def rate(
     associations: float,
     *,
     combination: Combination = "summed",
+    hops: int | None = None,
     constants: Constants | None = None,
 ) -> pd.DataFrame:
     """The designs with `eps`, `redundancy`, `layer_error`, `reliability`, `log_reliability` beside, in their order.
@@ -157,33 +169,45 @@ def rate(
     Args:
         designs: with `depth`, `kv_heads` and `d_k`.
         associations: N that each head holds, at least 1.
-        combination: as in `plan`.
+        combination, hops: as in `plan`; a design of fewer layers than hops has reliability 0.
         constants: measured share of distinct heads and gains; default all heads are distinct, gains 1.
 
     Raises:
         UserError: a column is missing, or an argument makes no sense.
     """
     require_one_of("combination", combination, COMBINATIONS)
+    if hops is not None:
+        require_whole("hops", hops, 1)
     _require_real("associations", associations, above=1, closed=True)
     if missing := [name for name in ("depth", "kv_heads", "d_k") if name not in designs.columns]:
         raise UserError(f"designs need the columns depth, kv_heads and d_k; missing: {', '.join(missing)}")
     known = constants or Constants.of(None, associations)
     width = designs["d_k"].to_numpy(np.float64)
     copies = np.maximum(1.0, known.distinct_share * designs["kv_heads"].to_numpy(np.float64))
-    error = layer_error(associations, width, copies, combination)
     logs = np.array(
         [
-            log_reliability(np.full(int(depth), one), gains=known.gains_of(int(depth)))
-            for depth, one in zip(designs["depth"], error, strict=True)
+            _log_reliability(int(depth), hops, associations, one, r, combination, known)
+            for depth, one, r in zip(designs["depth"], width, copies, strict=True)
         ]
     )
     return designs.assign(
         eps=retrieval_error(associations, width),
         redundancy=copies,
-        layer_error=error,
+        layer_error=layer_error(associations, width, copies, combination),
         reliability=np.exp(logs),
         log_reliability=logs,
     )
+
+
+def _log_reliability(
+    depth: int, hops: int | None, load: float, d_k: float, copies: float, combination: Combination, known: Constants
+) -> float:
+    """Of one design: layers in a row share out the hops; a hop has the heads of all its layers to be retrieved by."""
+    if hops is not None and hops > depth:
+        return -math.inf
+    parts = np.array_split(known.gains_of(depth), hops or depth)
+    errors = layer_error(load, d_k, copies * np.array([len(part) for part in parts]), combination)
+    return log_reliability(errors, gains=np.array([np.sqrt((part**2).mean()) for part in parts]))
 
 
 def flatness(designs: pd.DataFrame) -> pd.DataFrame:
@@ -249,7 +273,7 @@ def _largest(count: Callable[[int], int], budget: int) -> int:
 
 def _require_real(name: str, value: Any, *, above: float, below: float = math.inf, closed: bool = False) -> None:
     real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if real and above < value < below or closed and real and value == above:
-        return
-    bounds = f"{'of at least' if closed else 'above'} {above:g}" + (f" and below {below:g}" if below < math.inf else "")
-    raise UserError(f"{name} must be a number {bounds}, got {value!r:.40}")
+    if not real or not (above < value < below or (closed and value == above)):
+        bounds = f"{'of at least' if closed else 'above'} {above:g}"
+        bounds += f" and below {below:g}" if below < math.inf else ""
+        raise UserError(f"{name} must be a number {bounds}, got {value!r:.40}")

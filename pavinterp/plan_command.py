@@ -110,6 +110,9 @@ def print_plan(found: Plan, top: int) -> None:
         print("".join(f"{number(row[name]):>{width[name]}}" for name in PRINTED))
     for line in flat_lines(found):
         print(line)
+    tried, best = found.manifest["arguments"]["depth"], int(found.optimum["depth"])
+    if best == max(tried) > 1:
+        print(f"The best is as deep as was tried ({best} layers): the optimum may lie beyond.", file=sys.stderr)
     arguments = found.manifest["arguments"]
     how = "heads' writes add up" if arguments["combination"] == "summed" else "one head that is right suffices"
     series = "each layer one retrieval" if arguments["hops"] is None else f"{arguments['hops']} retrievals"

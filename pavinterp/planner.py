@@ -38,7 +38,7 @@ COLUMNS = {
     "heads": ("count", "Query heads a layer."),
     "kv_heads": ("count", "Key-value heads a layer: memories; query heads that share one read the same."),
     "d_k": ("dimensions", "Of keys, queries and values of a head."),
-    "mlp": ("dimensions", "Inner width of the gated MLP."),
+    "mlp": ("dimensions", "Inner width of the gated MLP: what heads leave of the budget."),
     "parameters": ("count", "Of the whole model, output matrix tied to the embedding unless said otherwise."),
     "eps": ("fraction of power", "Error of one head: (N - 1) / (N - 1 + d_k) at the associations planned for."),
     "redundancy": ("heads", "r: heads of a layer that fail independently; kv_heads times the distinct share."),
@@ -91,7 +91,6 @@ def plan(
     mlp_ratio: float = 8 / 3,
     vocabulary: int = 32_000,
     tied: bool = True,
-    tolerance: float = 0.05,
     combination: Combination = "summed",
     hops: int | None = None,
 ) -> Plan:
@@ -109,10 +108,9 @@ def plan(
             `redundancy` the share of heads that are distinct, from `propagate` gains by relative depth.
         kv_heads: KV heads of each layer, "all" for as many as heads; None tries groups of 1, 2, 4 and 8 query heads.
         d_k, depth: what is tried.
-        mlp_ratio: inner width of the MLP over d_model; rounded to a multiple of 8.
+        mlp_ratio: least inner width of the MLP over d_model; it grows, in steps of 8, into what is left of the budget.
         vocabulary: tokens.
         tied: whether the output matrix is the embedding.
-        tolerance: share of the budget that a design may leave unused.
         combination: "summed" (what heads write adds up) or "any" (the paper's: one head that is right suffices).
         hops: retrievals in series that are needed; layers beyond are further tries at them. None is the paper's: one a
             layer, so that of equal widths the shallowest is always best.
@@ -132,24 +130,20 @@ def plan(
     if hops is not None:
         require_whole("hops", hops, 1)
     _require_real("mlp_ratio", mlp_ratio, above=0)
-    _require_real("tolerance", tolerance, above=0, below=1)
     constants = Constants.of(measured, associations)
     shapes = _shapes(int(parameters), kv_heads, sorted({*widths}), sorted({*depths}), mlp_ratio, vocabulary, tied)
-    shapes = shapes[(shapes["parameters"] >= (1 - tolerance) * parameters) & (shapes["depth"] >= (hops or 1))]
+    shapes = shapes[shapes["depth"] >= (hops or 1)]
     if shapes.empty:
         given = {"vocabulary": f"{vocabulary:,}", "kv_heads": kv_heads, "hops": hops}
         with_ = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
-        raise UserError(
-            f"no design has {1 - tolerance:.0%} to 100% of {parameters:,} parameters with {with_}: change one of them, "
-            "or tolerance"
-        )
+        raise UserError(f"no design with {with_} has as few as {parameters:,} parameters: change one of them")
     designs = rate(shapes, constants.load, combination=combination, hops=hops, constants=constants)
     keys = ["log_reliability", "depth", "parameters", "d_k", "kv_heads"]
     designs = designs.sort_values(keys, ascending=[False, True, True, True, True], kind="stable", ignore_index=True)
     designs.attrs = definitions({name: COLUMNS[name] for name in designs.columns})
     arguments = {
         "parameters": int(parameters), "associations": constants.load, "kv_heads": kv_heads, "d_k": widths,
-        "depth": depths, "mlp_ratio": mlp_ratio, "vocabulary": vocabulary, "tied": tied, "tolerance": tolerance,
+        "depth": depths, "mlp_ratio": mlp_ratio, "vocabulary": vocabulary, "tied": tied,
         "combination": combination, "hops": hops,
     }  # fmt: skip
     said = {"measured": constants.measured, "assumed": constants.assumed}
@@ -236,28 +230,41 @@ def _shapes(
     vocabulary: int,
     tied: bool,
 ) -> pd.DataFrame:
-    """Of each depth, d_k and query group the widest design within the budget; a row a design, each once."""
+    """Of each depth, d_k and query group the design with most heads, its MLP taking the rest; each once."""
     rows: dict[tuple[int, ...], int] = {}
+
+    def count(shape: dict[str, int]) -> int:
+        return llama_parameters(**shape, vocabulary=vocabulary, tied=tied)
+
     groups = (1,) if kv_heads == "all" else (1, 2, 4, 8) if kv_heads is None else (0,)
     for depth, width, group in itertools.product(depths, widths, groups):
-
-        def shape(times: int, depth: int = depth, width: int = width, group: int = group) -> dict[str, int]:
-            """With so many groups of query heads (of so many heads a KV head, where their number is given)."""
-            memories = times if group else int(cast(int, kv_heads))
-            heads = times * (group or memories)
-            mlp = max(8, 8 * round(mlp_ratio * heads * width / 8))
-            found = {"depth": depth, "d_model": heads * width, "heads": heads}
-            return {**found, "kv_heads": memories, "d_k": width, "mlp": mlp}
-
-        count = partial(_count, shape, vocabulary, tied)
-        if (most := _largest(count, budget)) > 0:
-            rows[tuple(shape(most).values())] = count(most)
+        of_size = partial(_shape, depth, width, group, kv_heads, mlp_ratio)
+        most = _largest(_composed(count, of_size), budget)
+        if most > 0:
+            fill = partial(_wider, of_size(most))
+            best = fill(_largest(_composed(count, fill), budget))
+            rows[tuple(best.values())] = count(best)
     table = pd.DataFrame(list(rows), columns=SHAPE, dtype=np.int64)
     return table.assign(parameters=np.array(list(rows.values()), dtype=np.int64))
 
 
-def _count(shape: Callable[[int], dict[str, int]], vocabulary: int, tied: bool, times: int) -> int:
-    return llama_parameters(**shape(times), vocabulary=vocabulary, tied=tied)
+def _shape(
+    depth: int, width: int, group: int, kv_heads: int | str | None, mlp_ratio: float, times: int
+) -> dict[str, int]:
+    """With so many groups of query heads, or, where group is 0, so many query heads a KV head of a given number."""
+    memories = times if group else int(cast(int, kv_heads))
+    heads = times * (group or memories)
+    d_model = heads * width
+    mlp = max(8, 8 * round(mlp_ratio * d_model / 8))
+    return {"depth": depth, "d_model": d_model, "heads": heads, "kv_heads": memories, "d_k": width, "mlp": mlp}
+
+
+def _composed(count: Callable[[dict[str, int]], int], shape: Callable[[int], dict[str, int]]) -> Callable[[int], int]:
+    return lambda times: count(shape(times))
+
+
+def _wider(shape: dict[str, int], steps: int) -> dict[str, int]:
+    return shape | {"mlp": shape["mlp"] + 8 * (steps - 1)}
 
 
 def _largest(count: Callable[[int], int], budget: int) -> int:

@@ -26,6 +26,7 @@
 # About eight minutes on one core; `PAVINTERP_SHORT=1` trains just enough to see that everything runs.
 
 # %%
+import itertools
 import os
 import time
 
@@ -256,13 +257,12 @@ shapes = shapes[::4] if SHORT else shapes
 designs = pd.DataFrame([design(*shape, budget=40_000) for shape in shapes])
 loads, tested = np.array([4, 8, 16, 32, 64]), (8, 16, 32, 64)
 rows = []
-for number, shape in enumerate(designs.to_dict("records")):
-    for seed in seeds:
-        torch.manual_seed(seed)
-        model = Family(**shape)
-        assert sum(p.numel() for p in model.parameters()) == shape["parameters"]
-        train(model, steps, loads, seed=seed, step_size=8e-3, sequences=16)
-        rows += [(number, seed, load, 1 - recall(model, load, sequences=32).mean()) for load in tested]
+for seed, (number, shape) in itertools.product(seeds, enumerate(designs.to_dict("records"))):
+    torch.manual_seed(seed)
+    model = Family(**shape)
+    assert sum(p.numel() for p in model.parameters()) == shape["parameters"]
+    train(model, steps, loads, seed=seed, step_size=8e-3, sequences=16)
+    rows += [(number, seed, load, 1 - recall(model, load, sequences=32).mean()) for load in tested]
 errors = pd.DataFrame(rows, columns=["design", "seed", "N", "error"])
 print(f"{time.process_time() - started:.0f} s of one core so far")
 
@@ -317,9 +317,7 @@ for name, values in predicted.items():
 order = pd.DataFrame(rows).round(2)
 agree = [rank_correlation(by_seed[a], by_seed[b]) for a in by_seed for b in by_seed if a < b]
 print(order.to_string(index=False))
-print(
-    f"{len(designs)} designs, {len(seeds)} seeds, rank correlation of one seed's errors with another's: {np.round(agree, 2)}"
-)
+print(f"{len(designs)} designs, {len(seeds)} seeds; rank correlation of seeds' errors: {np.round(agree, 2)}")
 
 # %%
 fig, axes = plt.subplots(1, 4, figsize=(11, 3), layout="constrained", sharey=True)

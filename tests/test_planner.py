@@ -133,6 +133,9 @@ def test_monotone(depth, kv_heads, d_k, one, two, data):
 def test_flatness_counts_designs_that_are_all_hopeless():
     designs = pd.DataFrame({"log_reliability": [-np.inf] * 3, "depth": 1, "heads": 1, "kv_heads": 1, "d_k": 8})
     assert flatness(designs)["designs"].tolist() == [3, 3]
+    shares = np.array([0.8, 0.8 * 0.9901, 0.8 * 0.9899, 0.8 * 0.9501, 0.8 * 0.9499])
+    designs = pd.DataFrame({"log_reliability": np.log(shares), "depth": 1, "heads": 1, "kv_heads": 1, "d_k": 8})
+    assert flatness(designs)["designs"].tolist() == [2, 4]
 
 
 @pytest.fixture

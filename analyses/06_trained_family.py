@@ -99,7 +99,7 @@ def crossing(level, curve, loads):
 # %% [markdown]
 # ## One trained head
 #
-# Keys and values are embedded in 128 dimensions; the head's `d_k` is varied, its `d_v` is 64 throughout. The linear
+# Keys and values are embedded in 64 dimensions; the head's `d_k` is varied, its `d_v` is 64 throughout. The linear
 # head is `S = sum_j k_j v_j^T` read with the query, which makes it the theorem's memory; its response is normalised
 # before it is decoded to one of 64 values, and so is the softmax head's. Both are trained on loads of 2 to 256 alike.
 
@@ -108,7 +108,7 @@ def crossing(level, curve, loads):
 class Head(nn.Module):
     """Embeddings, one attention head without mask, RMSNorm, decoder."""
 
-    def __init__(self, d_k, softmax, d_model=128, d_v=64):
+    def __init__(self, d_k, softmax, d_model=64, d_v=64):
         super().__init__()
         self.softmax, self.d_k = softmax, d_k
         self.key, self.value = nn.Embedding(KEYS, d_model), nn.Embedding(VALUES, d_model)
@@ -138,14 +138,14 @@ def squared_fidelity(head, load, sequences=64, queries=32):
 
 widths, seeds = ((8, 32), (0,)) if SHORT else ((8, 16, 32, 64), (0, 1))
 loads = np.array([2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256])
-steps = 60 if SHORT else 700
+steps = 60 if SHORT else 500
 rows = []
 for softmax in (False, True):
     for d_k in widths:
         for seed in seeds:
             torch.manual_seed(seed)
             head = Head(d_k, softmax)
-            train(head, steps, loads, seed=seed, step_size=5e-3)
+            train(head, steps, loads, seed=seed, step_size=1e-2)
             for load in map(int, loads):
                 accuracy = recall(head, load)
                 row = ("softmax" if softmax else "linear", d_k, seed, load, accuracy.mean())

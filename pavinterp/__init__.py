@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # for type checkers and editors: the same names as _HOME belo
     from pavinterp.measuring import measure as measure
     from pavinterp.measuring import measure_shard as measure_shard
     from pavinterp.models import load as load
+    from pavinterp.planner import Plan as Plan
+    from pavinterp.planner import plan as plan
     from pavinterp.run import Run as Run
     from pavinterp.stimuli import repeated_random_tokens as repeated_random_tokens
     from pavinterp.stimuli import tokenise as tokenise
@@ -49,6 +51,7 @@ _HOME = {
     "HeadImportance": "experiments",
     "HeadRedundancy": "experiments",
     "Needed": "experiments",
+    "Plan": "planner",
     "Run": "run",
     "Swapped": "experiments",
     "UserError": "errors",
@@ -66,6 +69,7 @@ _HOME = {
     "measure_shard": "measuring",
     "memory_capacity": "experiments",
     "needed_associations": "experiments",
+    "plan": "planner",
     "plots": "plots",
     "repeated_random_tokens": "stimuli",
     "tokenise": "stimuli",

@@ -34,6 +34,7 @@ from pavinterp.options import (
     Trust,
     parse_layers,
 )
+from pavinterp.plan_command import plan
 
 
 class Group(TyperGroup):
@@ -113,6 +114,8 @@ def heads(
 
 for experiment in COMMANDS:
     app.command()(experiment)
+
+app.command()(plan)
 
 
 @app.command()

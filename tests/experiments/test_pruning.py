@@ -45,9 +45,13 @@ def without_output(layer, head, d_v=8):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_oss", "qwen3_next"])
 def test_gradient_times_activation_is_the_slope_of_the_loss(name):
-    """In float64, by central differences of a step of the way from the responses to their mean: error step^2 ~ 1e-6."""
+    """By central differences along the way from the responses to their mean.
+
+    Norms compute in float32 whatever the model does: rounding of the loss over the step, and curvature, are 5e-6 each.
+    """
     model = build(name).double()
-    handle, step = pi.load(model), 1e-3
+    model.config._experts_implementation_internal = "eager"  # the grouped kernel of experts does not take float64
+    handle, step = pi.load(model), 1e-2
     layer = ROWS[name].layers[-1]
     with untouched(model):
         heads = [(layer, head) for head in range(model.config.num_attention_heads)]
@@ -61,7 +65,7 @@ def test_gradient_times_activation_is_the_slope_of_the_loss(name):
             moved = {head: own[head] + sign * step * (mean[head] - own[head]) for head in heads}
             ends.append(ablated_losses(handle, tokens, [[head] for head in heads], moved)["loss_change"].to_numpy())
     slope = (ends[0] - ends[1]) / (2 * step)
-    np.testing.assert_allclose(got["first_order"].to_numpy(), slope, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(got["first_order"].to_numpy(), slope, rtol=1e-3, atol=2e-5)
 
 
 def test_writes_by_a_plain_loop():

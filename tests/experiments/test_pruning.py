@@ -19,6 +19,7 @@ from pavinterp.experiments.ablations import ablated_losses, mean_replacement, re
 from pavinterp.experiments.cross_fitting import halves
 from pavinterp.experiments.gains import end_gains
 from pavinterp.experiments.head_scores import SCORES, first_order_losses, numbers_removed, order, uniqueness, writes
+from pavinterp.experiments.pruning_tables import predictor_table
 from pavinterp.models import untouched
 
 LENGTH = 20
@@ -183,6 +184,48 @@ def test_scores_of_a_half_are_found_on_it_alone(monkeypatch):
     in_a = halves(9, 0)
     for sets, half in zip(given, (in_a, ~in_a), strict=True):
         assert all(one == set(np.flatnonzero(half)) for one in sets)
+
+
+def test_a_half_is_ordered_by_what_was_found_on_the_other(monkeypatch):
+    made, given, plain_scores, plain_orders = [], [], pruning.scores, pruning._orders
+
+    def scored(*frames):
+        made.append((set(frames[1]["sequence"]), plain_scores(*frames)))
+        return made[-1][1]
+
+    def ordered(scores, known, seed):
+        own = next(sequences for sequences, one in made if one is scores)
+        orders = plain_orders(scores, known, seed)
+        given.append((own, set(known["sequence"]), orders))
+        return orders
+
+    monkeypatch.setattr(pruning, "scores", scored)
+    monkeypatch.setattr(pruning, "_orders", ordered)
+    judged: list[dict] = []
+    plain_curve = pruning._curve
+    monkeypatch.setattr(pruning, "_curve", lambda *args: judged.append(args[2]) or plain_curve(*args))
+    pi.head_importance(pi.load(build("llama")), TEXT, layers=[1], progress=False)
+    assert len(judged) == len(DOCUMENTS)
+    for sequence, orders in enumerate(judged):
+        (own, known) = next((own, known) for own, known, made_here in given if made_here is orders)
+        assert own == known == set(np.flatnonzero(halves(9, 0) != halves(9, 0)[sequence]))
+
+
+def test_predictors_are_judged_on_the_half_they_were_not_found_on():
+    """Half a's scores rise over heads and its outcomes fall, half b's the other way: 1 across halves, -1 within."""
+    in_a, up = np.array([True, False]), np.arange(4.0)
+    index = pd.MultiIndex.from_tuples(HEADS[:4], names=["layer", "head"])
+    table = {half: pd.DataFrame({name: up if half else -up for name in SCORES}, index=index) for half in (True, False)}
+    outcomes = {0: 4 - up, 1: 1 + up}
+    rows = [
+        {"sequence": i, "layer": 0, "head": head, "loss_change": value, "divergence": value}
+        for i, values in outcomes.items()
+        for head, value in enumerate(values)
+    ]
+    found = predictor_table(pd.DataFrame(rows), table, in_a, np.ones((1, 2)), 0.0)["rank_correlation"]
+    for outcome in ("loss_change", "divergence"):
+        assert found[("gain", outcome)] == pytest.approx(1)
+        assert found[("oracle", outcome)] == pytest.approx(-1)  # one half's outcomes against the other's
 
 
 # --- The whole experiment ---

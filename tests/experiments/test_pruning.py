@@ -215,7 +215,7 @@ def test_predictors_are_judged_on_the_half_they_were_not_found_on():
     """Half a's scores rise over heads and its outcomes fall, half b's the other way: 1 across halves, -1 within."""
     in_a, up = np.array([True, False]), np.arange(4.0)
     index = pd.MultiIndex.from_tuples(HEADS[:4], names=["layer", "head"])
-    table = {half: pd.DataFrame({name: up if half else -up for name in SCORES}, index=index) for half in (True, False)}
+    table = {half: pd.DataFrame(dict.fromkeys(SCORES, up if half else -up), index=index) for half in (True, False)}
     outcomes = {0: 4 - up, 1: 1 + up}
     rows = [
         {"sequence": i, "layer": 0, "head": head, "loss_change": value, "divergence": value}

@@ -185,7 +185,7 @@ def test_lines_of_a_list(tmp_path):
 
 def test_a_mistyped_text_is_said_once(models, tmp_path, capsys):
     assert sweep(models, "--out", tmp_path / "out", "--corpus", tmp_path / "none.txt") == 2
-    assert capsys.readouterr().err.count("none.txt") == 1
+    assert capsys.readouterr().err.count("cannot read corpus") == 1
 
 
 def test_checkpoints_have_folders_of_their_own(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -106,5 +107,15 @@ def test_pictures(run):
     np.testing.assert_array_equal(
         end_gains(tables["ends"]).marks[1].y, tables["ends"].loc[("interference", 0.1), "end_gain"]
     )
+    for draw, table in (
+        (pi.plots.infidelity_calibration, tables["heads"]),
+        (pi.plots.gain_map, tables["gain"]),
+        (pi.plots.end_gains, tables["ends"]),
+        (pi.plots.distinct_heads, run.experiments["redundancy"].frames["layers"]),
+        (pi.plots.redundancy_of_pairs, run.experiments["redundancy"].frames["pairs"]),
+    ):
+        _, ax = plt.subplots()
+        assert draw(table, ax=ax) is ax
+        draw(table).figure.canvas.draw()
     nothing = heads.assign(linearisation_cost=-1.0)
     assert number_map(nothing, "linearisation_cost").missing

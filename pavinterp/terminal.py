@@ -402,7 +402,7 @@ def print_propagation(found: ErrorPropagation) -> None:
         cells.append(_with_interval(row, "divergence", four_decimals))
         print(f"{row['kind']:>12} {row['strength']:>8g}{cells[0]:>24}{cells[1]:>24}{cells[2]:>32}")
     off = found.witness["difference"].abs().max()
-    said = found.manifest["witness"]
+    said = found.manifest["first_order"]
     if not math.isnan(off):
         said += f": final changes at strength {smallest:g} differ from them by {100 * off:.2g} % at most"
     print(

@@ -635,6 +635,7 @@ def test_propagate_prints_layers_gains_and_joint_errors(command: Command, tmp_pa
     assert told["arguments"]["strengths"] == [0.03, 0.3]
     assert [row["layer"] for row in told["layers"]] == [2]
     assert {"heads", "calibration", "gain", "ends", "linearity", "witness", "joint"} <= set(told)
+    assert told["first_order"] == "Jacobian-vector products"
     for wrong in ("0", "a", "0.1,-1", "nan"):
         ended = command("propagate", "demo", "--strengths", wrong)
         assert (ended.code, len(ended.err.strip().splitlines())) == (2, 1)

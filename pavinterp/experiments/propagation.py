@@ -57,7 +57,7 @@ class ErrorPropagation:
         witness: by (kind, layer): measured beside first-order prediction at the smallest strength.
         joint: by (kind, strength): all layers at once against the root of the sum of squares.
         rows: what the tables of perturbations are made of: one row per sequence x kind x strength x layer x block.
-        manifest: how it came about; `witness` says where there are no first-order predictions, `intervals` how those
+        manifest: how it came about; `first_order` says where there are no first-order predictions, `intervals` how those
             were made, or why there are none.
 
     Numbers have intervals `_lo`, `_hi`; the tables carry "units" and "descriptions" in `.attrs`.
@@ -203,7 +203,7 @@ def error_propagation(
     heads, gain = head_table(records, draw), gain_table(rows, draw)
     ends, linearity = end_table(rows, draw), linearity_table(rows, draw)
     manifest = describe_experiment(handle, read.shapes, text, read.arguments(**own), residuals, note, command)
-    manifest["witness"] = f"no first-order predictions: {why}" if why else "Jacobian-vector products"
+    manifest["first_order"] = f"no first-order predictions: {why}" if why else "Jacobian-vector products"
     manifest["wall_seconds"] = round(time.monotonic() - started, 1)
     return ErrorPropagation(
         heads=described(heads, note),

@@ -52,13 +52,13 @@ def test_the_witness_agrees_to_a_few_per_cent(found):
     assert (found.witness["difference"].abs() < 0.03).all()
     assert (found.witness["divergence_difference"].abs() < 0.06).all()  # a square
     assert (found.witness["apart"] < 0.05).all()
-    assert found.manifest["witness"] == "Jacobian-vector products"
+    assert found.manifest["first_order"] == "Jacobian-vector products"
 
 
 def test_where_there_is_no_derivative_there_is_no_witness_and_a_line_says_so():
     bloom = pi.error_propagation(pi.load(build("bloom")), TEXT, strengths=[0.01, 0.1], draws=1, progress=False)
     assert bloom.witness[["first_order", "difference", "apart"]].isna().all(axis=None)
-    assert bloom.manifest["witness"].startswith("no first-order predictions: ")
+    assert bloom.manifest["first_order"].startswith("no first-order predictions: ")
     assert (bloom.linearity["linear_to"] >= 0.01).all()  # against the smallest strength then
     assert (bloom.gain["gain"] > 0).all()
 

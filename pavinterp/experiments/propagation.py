@@ -57,7 +57,7 @@ class ErrorPropagation:
         witness: by (kind, layer): measured beside first-order prediction at the smallest strength.
         joint: by (kind, strength): all layers at once against the root of the sum of squares.
         rows: what the tables of perturbations are made of: one row per sequence x kind x strength x layer x block.
-        manifest: how it came about; `first_order` says where there are no first-order predictions, `intervals` how those
+        manifest: how it came about; `first_order` says where there are no such predictions, `intervals` how those
             were made, or why there are none.
 
     Numbers have intervals `_lo`, `_hi`; the tables carry "units" and "descriptions" in `.attrs`.

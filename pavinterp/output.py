@@ -210,7 +210,12 @@ def _tidy(target: Path) -> None:
     """Put right what killed processes left beside `target`, and nothing else; its parent is locked meanwhile."""
     for path in sorted(target.parent.glob(f".{glob.escape(target.name)}.*")):
         ours = re.fullmatch(r"(old|partial)-\d+(-\d+)?", path.name.removeprefix(f".{target.name}."))
-        if ours is None or path.is_symlink() or not path.is_dir() or _foreign(path):
+        if ours is None or path.is_symlink():
+            continue
+        try:
+            if not path.is_dir() or _foreign(path):
+                continue
+        except FileNotFoundError:  # whoever owns it is deleting it just now, which needs no lock
             continue
         if ours[1] == "partial":
             with suppress(OSError), _lock(path, wait=False) as locked:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import architectures
 import numpy as np
 import pytest
 import tiny
@@ -10,16 +13,22 @@ from test_conditioned_responses import LAYOUTS, PARADIGM, draws
 
 import pavinterp as pi
 from pavinterp.errors import UserError
+from pavinterp.experiments.additive_stream import stream_of
 from pavinterp.experiments.conditioned_responses import prompts
 from pavinterp.experiments.logit_attribution import attributions
 from pavinterp.models import untouched
+
+
+BIG = {"vocab_size": 300, "max_position_embeddings": 128}
+built = partial(partial, architectures.build)
 
 
 def parts_of(model):
     made = prompts(PARADIGM, PARADIGM.groups[0], draws(), LAYOUTS[0], [0])
     handle = pi.load(model)
     with untouched(model):
-        return made, attributions(handle, made)
+        stream = stream_of(handle, torch.from_numpy(made[0].prompt.tokens)[None])
+        return made, attributions(handle, made, stream)
 
 
 def biased_gpt2():
@@ -32,7 +41,13 @@ def biased_gpt2():
     return model
 
 
-@pytest.mark.parametrize("build", [tiny.llama, biased_gpt2])
+@pytest.mark.parametrize(
+    "build",
+    [
+        tiny.llama, biased_gpt2, tiny.gemma3, built("opt", **BIG), built("olmo2", **BIG), built("phi", **BIG),
+        built("gpt_neox", **BIG, use_parallel_residual=True), built("granite", **BIG),
+    ],
+)  # fmt: skip
 def test_parts_sum_up_to_the_difference_of_logits(build):
     model = build()
     made, found = parts_of(model)
@@ -42,8 +57,9 @@ def test_parts_sum_up_to_the_difference_of_logits(build):
             last = model(input_ids=torch.from_numpy(one.prompt.tokens)[None]).logits[0, -1].double()
         expected = float(last[one.us] - last[one.foils.tolist()].mean())
         assert total[number] == pytest.approx(expected, abs=1e-4)
+    layers = model.config.num_hidden_layers
     counts = found[found["draw"] == 0].groupby("component").size().to_dict()
-    assert counts == {"embedding": 1, "head": 8, "attention_bias": 2, "mlp": 2, "constant": 1}
+    assert counts == {"embedding": 1, "head": 4 * layers, "attention_bias": layers, "mlp": layers, "constant": 1}
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -85,9 +101,43 @@ def test_heads_and_mlps_are_what_hooks_say(family):
             assert own["attention_bias", i, -1] == pytest.approx(through(block.attn.c_proj.bias.detach()), abs=1e-5)
 
 
-def test_what_does_not_sum_up_is_refused():
+@pytest.mark.parametrize(
+    "build",
+    [built("granite", **BIG, residual_multiplier=0.5), built("opt", **BIG, do_layer_norm_before=False)],
+)
+def test_blocks_that_do_more_than_add_are_refused(build):
     with pytest.raises(UserError, match="no direct logit attribution"):
-        parts_of(tiny.gemma3())  # a norm after W_O
+        parts_of(build())
+
+
+def test_strengths_are_attention_on_the_us_at_the_last_position():
+    model = tiny.llama()
+    made, found = parts_of(model)
+    model.set_attn_implementation("eager")
+    for number, one in enumerate(made):
+        with torch.no_grad():
+            seen = model(input_ids=torch.from_numpy(one.prompt.tokens)[None], output_attentions=True).attentions
+        on_us = one.prompt.tokens == one.us
+        assert on_us.any()
+        mine = found[(found["draw"] == number) & (found["component"] == "head")].set_index(["layer", "head"])
+        for layer, strengths in enumerate(seen):
+            for head in range(4):
+                expected = float(strengths[0, head, -1][torch.from_numpy(on_us)].sum())
+                assert mine.loc[(layer, head), "us_strength"] == pytest.approx(expected, abs=1e-6)
+    assert found.loc[found["component"] != "head", "us_strength"].isna().all()
+
+
+def test_strengths_without_parts():
+    model = tiny.llama()
+    made, whole = parts_of(model)
+    with untouched(model):
+        found = attributions(pi.load(model), made, None)
+    heads = whole[whole["component"] == "head"].reset_index(drop=True)
+    assert found["attribution"].isna().all() and len(found) == len(heads)
+    np.testing.assert_allclose(
+        found.sort_values(["draw", "layer", "head"])["us_strength"],
+        heads.sort_values(["draw", "layer", "head"])["us_strength"], atol=1e-6,
+    )  # fmt: skip
 
 
 def test_logits_that_are_scaled_are_refused():

@@ -18,7 +18,6 @@ from pavinterp.experiments.conditioned_responses import prompts
 from pavinterp.experiments.logit_attribution import attributions
 from pavinterp.models import untouched
 
-
 BIG = {"vocab_size": 300, "max_position_embeddings": 128}
 built = partial(partial, architectures.build)
 
@@ -133,7 +132,8 @@ def test_strengths_without_parts():
     with untouched(model):
         found = attributions(pi.load(model), made, None)
     heads = whole[whole["component"] == "head"].reset_index(drop=True)
-    assert found["attribution"].isna().all() and len(found) == len(heads)
+    assert found["attribution"].isna().all()
+    assert len(found) == len(heads)
     np.testing.assert_allclose(
         found.sort_values(["draw", "layer", "head"])["us_strength"],
         heads.sort_values(["draw", "layer", "head"])["us_strength"], atol=1e-6,

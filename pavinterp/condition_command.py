@@ -62,6 +62,12 @@ def condition(
             help="Effects within it count as none; if not given 0.2, or 5 % of the acquisition effect if that is more.",
         ),
     ] = None,
+    heads: Annotated[
+        bool,
+        typer.Option(
+            "--heads/--no-heads", help="Ask which heads carry it, and do it again without them, in up to 48 draws."
+        ),
+    ] = True,
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write one row a contrast and layout, all columns.")
     ] = None,
@@ -98,6 +104,7 @@ def condition(
     number_a_pass = parse_batch(batch)
 
     import pavinterp as pi
+    from pavinterp.experiments.carriers import CARRIER_FRAMES
     from pavinterp.experiments.conditioning import chosen_layouts, chosen_paradigms
 
     names = parse_names(layouts)
@@ -108,7 +115,7 @@ def condition(
     with progress_to(quiet=quiet) as progress:
         handle = load_model(ctx.params, progress)
         found = pi.condition(
-            handle, paradigms=chosen, draws=draws, layouts=names, stimuli=stimuli, margin=margin,
+            handle, paradigms=chosen, draws=draws, layouts=names, stimuli=stimuli, margin=margin, heads=heads,
             batch=number_a_pass, seed=seed, bos=bos, resume=resume, progress=progress, command=ctx.obj["command"],
         )  # fmt: skip
     if file is not None:
@@ -117,6 +124,7 @@ def condition(
             print(f"written: {file}", file=sys.stderr)
     if as_json:
         frames = {name: getattr(found, name) for name in ("effects", "verdicts", "fits", "trials")}
+        frames |= {name: getattr(found.carriers, name) for name in ("heads", *CARRIER_FRAMES)} if heads else {}
         terminal.print_json({**found.manifest, **frames})
     else:
         terminal.print_conditioning(found)

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
         Needed,
         Swapped,
     )
+    from pavinterp.experiments.carriers import Carriers
 
 SHOWN = ("effective_load", "capacity_worst", "capacity_average", "regime", "fidelity", "d_eff")  # fit in 80 columns
 WIDEST = 16  # layers of a matrix that is printed
+CARRIERS = 8  # heads that are printed
 FEW_HEADS = 20  # below it a rank correlation over heads is mostly chance
 TEXT_COLUMNS = ("regime",)  # sorted from a to z; every other column from the largest down
 
@@ -361,6 +363,8 @@ def print_conditioning(found: Conditioning) -> None:
         for model, mine in told.groupby("model", sort=False)
     ]
     print(f"\nas predicted, of the contrasts that are decided: {', '.join(said) or 'none is decided'}")
+    if len(found.carriers.heads.columns):
+        _print_carriers(found.carriers)
     manifest, given = found.manifest, found.manifest["arguments"]
     print(
         "effect: logit of the US less the mean of its control USs, experimental minus control group in the test, nats, "
@@ -371,6 +375,37 @@ def print_conditioning(found: Conditioning) -> None:
         f"{' '.join(manifest['notes'])}",
         file=sys.stderr,
     )
+
+
+def _print_carriers(found: Carriers) -> None:
+    """Heads that carry acquisition, what they are, and what is left of it without the first of each order."""
+    direct = bool(found.heads["us_attribution"].notna().any())
+    column = "us_attribution" if direct else "us_strength"
+    print("\nheads that carry acquisition:")
+    beside = [name for name in ("induction_score", "effective_load") if name in found.beside.columns]
+    print(f"{'head':<10}{'us_attribution':>24}{'us_strength':>22}" + "".join(f"{name:>18}" for name in beside))
+    first = found.heads.sort_values(column, ascending=False).head(CARRIERS)
+    for (layer, head), row in zip(first.index, first.to_dict("records"), strict=True):
+        cells = f"{_with_interval(row, 'us_attribution'):>24}{_with_interval(row, 'us_strength'):>22}"
+        others = "".join(f"{number(float(found.beside.loc[(layer, head), name])):>18}" for name in beside)
+        print(f"{f'L{layer}H{head}':<10}{cells}{others}")
+    if len(found.components):
+        own = found.components.xs("acquisition", level="paradigm").droplevel("control").reset_index()
+        parts = [f"{row['component']} {_with_interval(row, 'attribution')}" for row in own.to_dict("records")]
+        print(f"\ndirect parts of acquisition: {', '.join(parts)}")
+    print("\nshare of acquisition left where heads respond with their mean:")
+    left = found.ablations.xs("acquisition", level="paradigm").reset_index()
+    print(f"{'heads':>6}" + "".join(f"{name:>22}" for name in left["order"].unique()))
+    for count, mine in left.groupby("count"):
+        line = f"{count:>6}"
+        for _, sets in mine.groupby("order", sort=False):
+            ends = f"{share(float(sets['left'].min()))} to {share(float(sets['left'].max()))}"
+            line += f"{_with_interval(sets.iloc[0], 'left') if len(sets) == 1 else ends:>22}"
+        print(line)
+    kinds = found.kinds.reset_index()
+    rows = kinds[kinds["of"] == column].to_dict("records")
+    said = [f"{row['beside']} {_with_interval(row, 'rank_correlation')}" for row in rows]
+    print(f"\nrank correlation of {column} over heads: {', '.join(said)}")
 
 
 def print_propagation(found: ErrorPropagation) -> None:

@@ -8,7 +8,7 @@ response of both groups and falls out of their difference, as it does in the the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,18 +106,22 @@ def responses(
     Raises:
         UserError: logits that are not finite.
     """
+    frames = []
+    for part in batches(tested, vocabulary, batch):
+        tokens = torch.from_numpy(np.stack([tested[i].prompt.tokens for i in part])).to(device)
+        found = logits_of(tokens)
+        frames += [_rows(i, tested[i], row) for i, row in zip(part, found, strict=True)]
+    return pd.concat(frames, ignore_index=True).sort_values(["draw", "trial"], ignore_index=True)
+
+
+def batches(tested: Sequence[Tested], vocabulary: int, batch: int | None) -> Iterator[list[int]]:
+    """Places of prompts of one length that go through the model together: `batch`, or as give about 2^26 logits."""
     lengths: dict[int, list[int]] = {}
     for number, one in enumerate(tested):
         lengths.setdefault(len(one.prompt.tokens), []).append(number)
-    frames = []
     for length, numbers in lengths.items():
         step = batch or max(1, ELEMENTS // (length * vocabulary))
-        for first in range(0, len(numbers), step):
-            part = numbers[first : first + step]
-            tokens = torch.from_numpy(np.stack([tested[i].prompt.tokens for i in part])).to(device)
-            found = logits_of(tokens)
-            frames += [_rows(i, tested[i], row) for i, row in zip(part, found, strict=True)]
-    return pd.concat(frames, ignore_index=True).sort_values(["draw", "trial"], ignore_index=True)
+        yield from (numbers[first : first + step] for first in range(0, len(numbers), step))
 
 
 def _rows(draw: int, one: Tested, logits: Float[Tensor, "n vocabulary"]) -> pd.DataFrame:
@@ -191,6 +195,8 @@ def measured(
     batch: int | None = None,
     stage: Callable[[str, int, int], None] = lambda *_: None,
     pieces: Pieces | None = None,
+    only: Sequence[int] | None = None,
+    name: str = "condition",
 ) -> pd.DataFrame:
     """Responses of all pieces.
 
@@ -201,23 +207,30 @@ def measured(
         start, seed: as for `prompts`.
         stage: called with a stage, prompts done and in all.
         pieces: where finished pieces are kept; None keeps nothing.
+        only: numbers of the draws to take; None is all. Each has the random orders that it has among all.
+        name: of the pieces.
 
     Returns:
         The rows of `responses`, with `paradigm`, `group`, `layout` and `baseline` (whether the test is the baseline's).
     """
     pieces = Pieces() if pieces is None else pieces
     label, frames, done = "prompts of conditioning", [], 0
-    total = sum(len(draws[part.paradigm.name]) for part in parts)
+    taken = {paradigm: list(range(len(mine)) if only is None else only) for paradigm, mine in draws.items()}
+    total = sum(len(taken[part.paradigm.name]) for part in parts)
     stage(label, 0, total)
     for number, part in enumerate(parts):
 
         def make(part: Part = part) -> pd.DataFrame:
             mine = draws[part.paradigm.name]
             tested = prompts(part.paradigm, part.group, mine, part.layout, start, seed, part.cs)
-            return responses(logits_of, tested, device=device, vocabulary=vocabulary, batch=batch)
+            numbers = taken[part.paradigm.name]
+            found = responses(
+                logits_of, [tested[i] for i in numbers], device=device, vocabulary=vocabulary, batch=batch
+            )
+            return found.assign(draw=np.asarray(numbers)[found["draw"]])
 
         names = {"paradigm": part.paradigm.name, "group": part.group.name, "layout": part.layout.name}
-        frames.append(pieces.frame(f"condition-{number}", make).assign(**names, baseline=part.baseline))
-        done += len(draws[part.paradigm.name])
+        frames.append(pieces.frame(f"{name}-{number}", make).assign(**names, baseline=part.baseline))
+        done += len(taken[part.paradigm.name])
         stage(label, done, total)
     return pd.concat(frames, ignore_index=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -22,12 +22,14 @@ from pavinterp.arguments import require_one_of, require_whole, require_yes_or_no
 from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment
 from pavinterp.experiments import conditioning_tables as tables
+from pavinterp.experiments.carriers import CARRIER_FRAMES, Carriers, carriers
 from pavinterp.experiments.conditioned_responses import Part, measured, parts_of, prompts
 from pavinterp.experiments.conditioning_stimuli import Draw, Pool, Vocabulary, draw, needed, pool, vocabulary_of
 from pavinterp.experiments.interventions import logits
 from pavinterp.experiments.trial_layouts import TEXTS, Layout
 from pavinterp.manifest import describe_model
-from pavinterp.models import ModelHandle
+from pavinterp.measuring import measure
+from pavinterp.models import ModelHandle, load
 from pavinterp.reading import Progress, check_arguments, reading
 from pavinterp.stimuli import _left_as_it_was, _prefix
 from pavinterp.tables import interval_words
@@ -53,6 +55,7 @@ class Conditioning:
             `explained`, `at_bound`; empty where acquisition was not among the paradigms.
         tests: response in the test, a row paradigm x group x layout x draw.
         stimuli: which token played which part: a row paradigm x draw x stimulus.
+        carriers: which heads carry it (`carriers.Carriers`); empty tables where that was not asked.
         manifest: how it came about; `notes` in it says what a reader must know.
     """
 
@@ -63,15 +66,19 @@ class Conditioning:
     tests: pd.DataFrame
     stimuli: pd.DataFrame
     manifest: dict[str, Any]
+    carriers: Carriers = field(default_factory=Carriers)
 
     def experiment(self) -> Experiment:
-        """What a run keeps of it: curves, effects and verdicts; it has no numbers of single heads."""
+        """What a run keeps of it: curves, effects, verdicts, and what they say of heads."""
         heads = pd.MultiIndex.from_tuples(
             [(info["layer"], head) for info in self.manifest["heads"] for head in range(info["heads"])],
             names=["layer", "head"],
         )
+        of_heads = self.carriers
+        numbers = of_heads.heads if len(of_heads.heads.columns) else pd.DataFrame(index=heads)
         frames = {"trials": self.trials, "effects": self.effects, "verdicts": self.verdicts, "fits": self.fits}
-        return Experiment("condition", pd.DataFrame(index=heads), frames, self.manifest)
+        more = {name: getattr(of_heads, name) for name in CARRIER_FRAMES}
+        return Experiment("condition", numbers, frames | {n: f for n, f in more.items() if len(f)}, self.manifest)
 
 
 def condition(
@@ -83,6 +90,7 @@ def condition(
     stimuli: str | Path = "words",
     foils: int = FOILS,
     margin: float | None = None,
+    heads: bool = True,
     batch: int | None = None,
     seed: int = 0,
     bos: str = "auto",
@@ -106,6 +114,8 @@ def condition(
         stimuli: `words`, `random` (any tokens), `nonsense` (letters without a vowel), or a text file with one a line.
         foils: control USs of a draw.
         margin: half width of effects that count as none, nats; default `conditioning_tables.equivalence_margin`.
+        heads: whether to ask which heads carry it, in the first 48 draws: direct attribution, strength on the US, and
+            what is left where heads respond with their mean (`carriers.Carriers`).
         batch: prompts a forward pass; default as many as give 256 MB of logits.
         seed: of stimuli, orders and the bootstrap.
         bos: as in `measure`.
@@ -120,12 +130,15 @@ def condition(
     require_whole("draws", draws, 2)
     require_whole("foils", foils, 1)
     require_yes_or_no("resume", resume)
+    require_yes_or_no("heads", heads)
     if margin is not None and not (isinstance(margin, (int, float)) and 0 < margin < float("inf")):
         raise UserError(f"margin must be a number of nats above 0, or None, got {margin!r:.40}")
     _, seed = check_arguments(None, None, seed, batch, bos, progress)
     chosen, names = chosen_paradigms(paradigms), chosen_layouts(layouts)
+    loaded = model if isinstance(model, ModelHandle) else load(model)
+    beside = _beside(loaded, seed, bos, resume, progress) if heads else None
     with reading(
-        model, "demo", context=None, sequences=None, layers=None, seed=seed, bos=bos, capture="auto",
+        loaded, "demo", context=None, sequences=None, layers=None, seed=seed, bos=bos, capture="auto",
         progress=progress, **TEXT,
     ) as read:  # fmt: skip
         handle = read.handle
@@ -156,6 +169,12 @@ def condition(
                 partial(logits, handle), parts, drawn, start=start, seed=seed, device=handle.device,
                 vocabulary=handle.vocabulary_size, batch=batch, stage=read.stage, pieces=pieces,
             )  # fmt: skip
+            outcomes, of_heads = tables.outcome_table(records), Carriers()
+            if beside is not None:
+                of_heads = carriers(
+                    handle, chosen, parts, drawn, outcomes, beside, read.text, start=start, seed=seed, batch=batch,
+                    stage=read.stage, pieces=pieces,
+                )  # fmt: skip
         effects, fits, width, found = analysed(records, chosen, margin, seed)
         manifest = {
             "pavinterp_version": __version__,
@@ -171,17 +190,30 @@ def condition(
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in ("torch", "transformers")},
             "intervals": interval_words("draws of stimuli", draws),
-            "notes": _notes(written, effects, left_out, handle),
+            "notes": _notes(written, effects, left_out, handle) + list(of_heads.notes),
         }
     return Conditioning(
         trials=tables.curve_table(records, seed),
         effects=effects,
         verdicts=found,
         fits=_fit_frame(fits),
-        tests=tables.outcome_table(records),
+        tests=outcomes,
         stimuli=_stimuli_frame(drawn, chosen, handle),
+        carriers=of_heads,
         manifest=manifest,
     )
+
+
+def _beside(
+    handle: ModelHandle, seed: int, bos: str, resume: bool, progress: Progress | Literal[False] | None
+) -> pd.DataFrame:
+    """The heads table of a small measurement on the embedded text, to set heads that carry conditioning against."""
+    context = min(TEXT["usual_context"], handle.max_context or TEXT["usual_context"])
+    run = measure(
+        handle, "demo", context=context, sequences=8, seed=seed, bos=bos, examples=False, resume=resume,
+        progress=progress,
+    )  # fmt: skip
+    return run.heads()
 
 
 def analysed(

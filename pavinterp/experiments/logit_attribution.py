@@ -46,7 +46,7 @@ def attributions(handle: ModelHandle, tested: Sequence[Tested], stream: Stream |
         position, the test, summed over the positions of the US; 0 to 1).
 
     Raises:
-        UserError: parts that do not sum up: logits that are not linear in the final norm's output (soft-capped, scaled).
+        UserError: parts that do not sum up, for logits are not linear in the final norm's output (soft-capped, scaled).
     """
     tokens = torch.from_numpy(np.stack([one.prompt.tokens for one in tested])).to(handle.device)
     us = torch.tensor([one.us for one in tested], device=handle.device)

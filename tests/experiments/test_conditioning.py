@@ -13,7 +13,10 @@ from pavinterp.cli import main
 from pavinterp.errors import UserError
 from pavinterp.experiments import conditioned_responses
 
-SMALL = {"paradigms": ["acquisition", "blocking"], "draws": 10, "layouts": ["sentence", "line"], "progress": False}
+SMALL = {
+    "paradigms": ["acquisition", "blocking"], "draws": 10, "layouts": ["sentence", "line"], "heads": False,
+    "progress": False,
+}  # fmt: skip
 MINE = """
 name = "mine"
 about = "A alone"
@@ -72,7 +75,7 @@ def test_what_a_run_keeps(found):
 def test_a_paradigm_of_ones_own(demo, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(MINE, encoding="utf-8")
-    one = pi.condition(demo, paradigms=[file], draws=8, layouts=["line"], progress=False)
+    one = pi.condition(demo, paradigms=[file], draws=8, layouts=["line"], heads=False, progress=False)
     assert list(one.effects.index) == [("mine", "control", "line"), ("mine", "control", "all")]
     assert one.effects["effect"].iloc[0] > 3
     assert len(one.fits) == 0
@@ -112,13 +115,13 @@ def test_interrupted_work_goes_on(demo, found, monkeypatch):
 )
 def test_mistakes_are_named_in_a_line(demo, arguments, words):
     with pytest.raises(UserError, match=words) as said:
-        pi.condition(demo, **{"draws": 2, "progress": False, "paradigms": ["blocking"], **arguments})
+        pi.condition(demo, **{"draws": 2, "progress": False, "paradigms": ["blocking"], "heads": False, **arguments})
     assert "\n" not in str(said.value)
 
 
 def test_prompts_that_are_too_long(demo):
     short = pi.load(tiny.gpt2(positions=48), tokenizer=tiny.tokenizer())
-    given = {"draws": 2, "stimuli": "random", "layouts": ["line"], "progress": False}
+    given = {"draws": 2, "stimuli": "random", "layouts": ["line"], "heads": False, "progress": False}
     with pytest.raises(UserError, match=r"blocking: \d+ tokens in the layout line, and .* has 48 positions"):
         pi.condition(short, paradigms=["blocking"], **given)
     some = pi.condition(short, **given)
@@ -129,7 +132,18 @@ def test_prompts_that_are_too_long(demo):
 
 def test_the_command(capsys, tmp_path):
     file = tmp_path / "effects.csv"
-    arguments = ["condition", "demo", "--paradigms", "acquisition", "--draws", "8", "--layouts", "line", "--quiet"]
+    arguments = [
+        "condition",
+        "demo",
+        "--paradigms",
+        "acquisition",
+        "--draws",
+        "8",
+        "--layouts",
+        "line",
+        "--no-heads",
+        "--quiet",
+    ]
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--csv", str(file)])
     assert ended.value.code == 0

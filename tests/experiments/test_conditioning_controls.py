@@ -75,7 +75,9 @@ def test_rates_are_found_again(control):
 
 def test_random_weights_show_nothing(demo):
     names = ["acquisition", "extinction", "blocking"]
-    found = pi.condition(untrained(demo), paradigms=names, draws=16, layouts=["sentence", "line"], progress=False)
+    found = pi.condition(
+        untrained(demo), paradigms=names, draws=16, layouts=["sentence", "line"], heads=False, progress=False
+    )
     of = found.verdicts.xs("conditioning", level="model")
     assert list(of["verdict"]) == ["absent"] * 3
     assert list(of["by_layout"]) == ["00"] * 3

@@ -123,7 +123,7 @@ def condition(
         if not quiet:
             print(f"written: {file}", file=sys.stderr)
     if as_json:
-        frames = {name: getattr(found, name) for name in ("effects", "verdicts", "fits", "trials")}
+        frames = {name: getattr(found, name) for name in ("effects", "verdicts", "fits", "acquisition", "trials")}
         frames |= {name: getattr(found.carriers, name) for name in ("heads", *CARRIER_FRAMES)} if heads else {}
         terminal.print_json({**found.manifest, **frames})
     else:

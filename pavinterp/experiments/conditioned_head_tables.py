@@ -18,7 +18,7 @@ from pavinterp.experiments.ablations import Head
 from pavinterp.experiments.resampling import interval, resampled, spearman
 from pavinterp.theory.schedules import Paradigm
 
-KEY = ["component", "layer", "head"]
+KEY = ["layer", "head", "component"]
 
 COLUMNS = {
     "us_attribution": (
@@ -42,9 +42,9 @@ def attribution_table(records: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
         seed: of the bootstrap.
 
     Returns:
-        Index component x layer x head x paradigm x control; columns `attribution` with `_lo`, `_hi` (nats, 95 % over
-        draws of stimuli; NaN where it cannot be told), `us_strength`, `us_strength_control` (means; NaN but for heads),
-        `draws`.
+        Index layer x head x component x paradigm x control (layer and head -1 for what has none); columns `attribution`
+        with `_lo`, `_hi` (nats, 95 % over draws of stimuli; NaN where it cannot be told), `us_strength`,
+        `us_strength_control` (means; NaN but for heads), `draws`.
     """
     frames = []
     for (paradigm, control), mine in records.groupby(["paradigm", "control"], sort=False):

@@ -53,6 +53,7 @@ class Conditioning:
             `conditioning_tables.verdict_table`.
         fits: one row a theory fitted to acquisition: `rate`, `scale` (nats for full strength), with intervals,
             `explained`, `at_bound`; empty where acquisition was not among the paradigms.
+        acquisition: the curve that theories were fitted to, and theirs, see `conditioning_tables.acquisition_table`.
         tests: response in the test, a row paradigm x group x layout x draw.
         stimuli: which token played which part: a row paradigm x draw x stimulus.
         carriers: which heads carry it (`carriers.Carriers`); empty tables where that was not asked.
@@ -63,6 +64,7 @@ class Conditioning:
     effects: pd.DataFrame
     verdicts: pd.DataFrame
     fits: pd.DataFrame
+    acquisition: pd.DataFrame
     tests: pd.DataFrame
     stimuli: pd.DataFrame
     manifest: dict[str, Any]
@@ -76,9 +78,9 @@ class Conditioning:
         )
         of_heads = self.carriers
         numbers = of_heads.heads if len(of_heads.heads.columns) else pd.DataFrame(index=heads)
-        frames = {"trials": self.trials, "effects": self.effects, "verdicts": self.verdicts, "fits": self.fits}
-        more = {name: getattr(of_heads, name) for name in CARRIER_FRAMES}
-        return Experiment("condition", numbers, frames | {n: f for n, f in more.items() if len(f)}, self.manifest)
+        frames = {name: getattr(self, name) for name in ("trials", "effects", "verdicts", "fits", "acquisition")}
+        frames |= {name: getattr(of_heads, name) for name in CARRIER_FRAMES}
+        return Experiment("condition", numbers, {n: f for n, f in frames.items() if len(f)}, self.manifest)
 
 
 def condition(
@@ -197,6 +199,7 @@ def condition(
         effects=effects,
         verdicts=found,
         fits=_fit_frame(fits),
+        acquisition=tables.acquisition_table(records, chosen, fits, seed),
         tests=outcomes,
         stimuli=_stimuli_frame(drawn, chosen, handle),
         carriers=of_heads,

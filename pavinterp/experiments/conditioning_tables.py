@@ -23,6 +23,7 @@ from scipy.special import gammaln
 
 from pavinterp.experiments.resampling import means, resampled, with_intervals
 from pavinterp.theory.conditioning.fitting import Fit, fit
+from pavinterp.theory.conditioning.groups import learning_curve
 from pavinterp.theory.conditioning.predictions import TOLERANCE, WITH_CONTEXT, predict, predictions
 from pavinterp.theory.schedules import Paradigm, trials
 
@@ -206,15 +207,48 @@ def acquisition_fits(
     acquisition = next((paradigm for paradigm in paradigms if paradigm.name == "acquisition"), None)
     if acquisition is None:
         return []
-    own = records[(records["paradigm"] == "acquisition") & ~records["baseline"]]
-    own = own[own["cs"] == "".join(acquisition.groups[0].test)]
-    table = own.groupby(["group", "draw", "presentation"])["response"].mean().unstack()
-    apart = (table.loc["experimental"] - table.loc[acquisition.controls[0].name]).to_numpy()
+    apart, weights = _acquired(records, acquisition, seed)
     draws = None
-    if len(weights := _draw_weights(own, seed)):
+    if len(weights):
         weights = weights[:FIT_DRAWS]
         draws = weights @ apart / weights.sum(1, keepdims=True)
     return [fit(model, apart.mean(0), acquisition, WITH_CONTEXT, draws) for model in models]
+
+
+def acquisition_table(
+    records: pd.DataFrame, paradigms: Iterable[Paradigm], fits: Iterable[Fit], seed: int = 0
+) -> pd.DataFrame:
+    """The curve that theories are fitted to, and theirs.
+
+    Returns:
+        Index `presentation` of the test CS (from 1; the last is the test); columns `difference` with its interval
+        (experimental minus control response, nats, mean over layouts, 95 % over draws) and one a theory, in its scale.
+        Empty without acquisition.
+    """
+    acquisition = next((paradigm for paradigm in paradigms if paradigm.name == "acquisition"), None)
+    if acquisition is None:
+        return pd.DataFrame()
+    apart, weights = _acquired(records, acquisition, seed)
+    drawn = weights @ apart / weights.sum(1, keepdims=True) if len(weights) else np.empty((0, apart.shape[1]))
+    low, high = np.array([_percentiles(column) for column in drawn.T]).T
+    found = pd.DataFrame({"difference": apart.mean(0), "difference_lo": low, "difference_hi": high})
+    for one in fits:
+        groups = acquisition.group("experimental"), acquisition.controls[0]
+        curves = [learning_curve(one.model, acquisition, group, one.parameters) for group in groups]
+        found[one.model] = one.scale * (curves[0] - curves[1])
+    found.index = pd.RangeIndex(1, len(found) + 1, name="presentation")
+    return found
+
+
+def _acquired(
+    records: pd.DataFrame, acquisition: Paradigm, seed: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Acquisition's curve by draw, [draws, presentations], mean over layouts, and the weights of draws."""
+    own = records[(records["paradigm"] == "acquisition") & ~records["baseline"]]
+    own = own[own["cs"] == "".join(acquisition.groups[0].test)]
+    table = own.groupby(["group", "draw", "presentation"])["response"].mean().unstack()
+    apart = table.loc["experimental"] - table.loc[acquisition.controls[0].name]
+    return np.asarray(apart, np.float64), _draw_weights(own, seed)
 
 
 def equivalence_margin(effects: pd.DataFrame, margin: float | None = None) -> float:

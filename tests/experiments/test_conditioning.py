@@ -69,7 +69,17 @@ def test_what_a_run_keeps(found):
     assert kept.name == "condition"
     assert kept.numbers.index.names == ["layer", "head"]
     assert len(kept.numbers) == 32
-    assert set(kept.frames) == {"trials", "effects", "verdicts", "fits"}
+    assert set(kept.frames) == {"trials", "effects", "verdicts", "fits", "acquisition"}
+
+
+def test_the_curve_that_theories_are_fitted_to(found):
+    curve, trials = found.acquisition, found.trials.loc["acquisition"]
+    assert list(curve.index) == list(range(1, 10))
+    groups = [trials.loc[(name, "all", "A"), "response"].to_numpy() for name in ("experimental", "control")]
+    np.testing.assert_allclose(curve["difference"], groups[0] - groups[1])
+    for model, fit in found.fits.iterrows():
+        error = ((curve["difference"] - curve[model]) ** 2).sum() / (curve["difference"] ** 2).sum()
+        assert 1 - error == pytest.approx(fit["explained"], abs=1e-6)
 
 
 def test_a_paradigm_of_ones_own(demo, tmp_path):

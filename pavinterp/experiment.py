@@ -31,6 +31,11 @@ class Experiment:
         self.frames = {name: f.rename_axis("row") if f.index.names == [None] else f for name, f in self.frames.items()}
 
 
+def frames_of(experiments: Mapping[str, Experiment]) -> dict[str, pd.DataFrame]:
+    """Every frame of every experiment, by "experiment.frame"."""
+    return {f"{one.name}.{name}": frame for one in experiments.values() for name, frame in one.frames.items()}
+
+
 def definitions(columns: Mapping[str, tuple[str, str]]) -> dict[Any, Any]:
     """The `.attrs` of a table: "units" and "descriptions", from (unit, description) by column."""
     return {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pavinterp.command_steps import is_given, load_model, quiet_libraries, read_text
-from pavinterp.condition_command import condition
+from pavinterp.condition_command import FEW_DRAWS, FEW_PARADIGMS, condition
 from pavinterp.options import (
     Batch,
     Bos,
@@ -57,8 +57,9 @@ EXPERIMENTS = {
     "propagate": "error_propagation",
     "redundancy": "head_redundancy",
     "prune": "head_importance",
+    "condition": "condition",
 }
-"""Commands that `report --with` takes, and the function of each."""
+"""Commands that `report --with` takes, and the function of each; `condition` writes its own text."""
 
 RULE_NAMES = "covariance,decay,delta,feature_map,gated_delta,hebbian,oja,pseudoinverse,softmax"
 """Keys of `pavinterp.theory.rules.RULES`, for the help, which imports nothing heavy."""
@@ -72,6 +73,7 @@ FIRST_LOOK: dict[str, dict[str, Any]] = {
     "propagate": {"context": 64, "sequences": 8, "draws": 1, "strengths": [0.03, 0.1, 0.3]},
     "redundancy": {"context": 128, "sequences": 8, "pairs": 8, "ablated_layers": 3},
     "prune": {"context": 64, "sequences": 8},
+    "condition": {"draws": FEW_DRAWS, "paradigms": FEW_PARADIGMS.split(",")},
 }
 """What `--fast` takes for options that are not given; 8 sequences are the fewest that give intervals (of each half)."""
 

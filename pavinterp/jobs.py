@@ -120,6 +120,10 @@ def perform(job: Job, progress: Progress, loaded: Loaded) -> Run:
         run = pi.measure(handle, text, examples=job.with_pages, parts=job.parts, **job.measure, **same)
         for name in job.experiments:
             less: dict[str, Any] = first_look(name, handle) if job.fast else {}
+            if name == "condition":  # all layers, and prompts of its own
+                mine = {option: job.measure[option] for option in ("seed", "bos")}
+                run.add(pi.condition(handle, **mine, **less, **same))
+                continue
             for option, most in (("context", 256), ("sequences", 16)):
                 if job.measure[option] is not None:
                     less[option] = min(job.measure[option], less.get(option, most))

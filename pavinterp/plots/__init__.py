@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
+    "acquisition_curve",
+    "conditioning_ablation",
     "distinct_heads",
     "end_gains",
     "fidelity_load",
@@ -26,6 +28,7 @@ __all__ = [
     "load_map",
     "load_position",
     "load_ranking",
+    "paradigm_effects",
     "redundancy_of_pairs",
     "spectrum",
 ]
@@ -131,3 +134,24 @@ def redundancy_of_pairs(pairs: pd.DataFrame, ax: Axes | None = None) -> Axes:
     from pavinterp.plots import on_axes, redundancy
 
     return on_axes.draw(redundancy.redundancy_of_pairs(pairs), ax)
+
+
+def acquisition_curve(acquisition: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Acquisition and the theories fitted to it (nats); `acquisition` is `Conditioning.acquisition`."""
+    from pavinterp.plots import conditioning, on_axes
+
+    return on_axes.draw(conditioning.acquisition_curve(acquisition), ax)
+
+
+def paradigm_effects(verdicts: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Effect of every paradigm, observed and predicted (nats); `verdicts` is `Conditioning.verdicts`."""
+    from pavinterp.plots import conditioning, on_axes
+
+    return on_axes.draw(conditioning.paradigm_effects(verdicts), ax)
+
+
+def conditioning_ablation(ablations: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Share of acquisition left without some heads; `ablations` is `Conditioning.carriers.ablations`."""
+    from pavinterp.plots import conditioning, on_axes
+
+    return on_axes.draw(conditioning.conditioning_ablation(ablations), ax)

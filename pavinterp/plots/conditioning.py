@@ -1,4 +1,4 @@
-"""Pictures of `condition`: learning curves, effects of paradigms beside the theories', and the part of heads in them."""
+"""Pictures of `condition`: learning curves, effects of paradigms beside the theories', the part that heads have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pavinterp.plots.marks import Axis, Line, Mark, Picture, Points, Rule
-from pavinterp.plots.words import estimate, number
+from pavinterp.plots.words import estimate, fixed, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +96,9 @@ def response_curves(trials: pd.DataFrame, name: str) -> Picture:
     roles = ("data", "worst", "average", "theory")
     marks: list[Mark] = []
     every, last, said = [np.zeros(1)], 1.0, []
-    for (group, mine), role in zip(rows.groupby(level="group", sort=False), roles, strict=False):
+    groups = sorted(rows.index.get_level_values("group").unique(), key=lambda name: name != "experimental")
+    for group, role in zip(groups, roles, strict=False):
+        mine = rows.xs(group, level="group", drop_level=False)
         tested = mine[mine["test"]].index.get_level_values("cs")[0]
         own = mine.xs((group, tested), level=["group", "cs"]).sort_values("trial")
         x = own["trial"].to_numpy(float) + 1
@@ -169,7 +171,7 @@ def head_attributions(attributions: pd.DataFrame) -> Picture:
         "head_attributions",
         "; ".join(f"{name} {one}" for name, one in zip(names, text, strict=True)) + ".",
         Axis("direct part of the effect (nats)", "linear", *_around(np.append(ends, 0.0))),
-        Axis.of_names("", names, tuple(number(one, 2) for one in value)),
+        Axis.of_names("", names, tuple(fixed(one, 2) for one in value)),
         (
             Rule("x", 0.0, "threshold", ""),
             Points(value[there], np.flatnonzero(there).astype(float), "data", "", low[there], high[there], "x", size=5),

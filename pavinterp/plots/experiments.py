@@ -23,6 +23,7 @@ MAPS = {
     "needed_5": ("needed_map", "Needed associations (5 %)", "associations"),
     "linearisation_cost": ("cost_map", "Linearisation cost", "nats per token"),
     "ablation_loss": ("ablation_map", "Loss of mean ablation", "nats per token"),
+    "us_attribution": ("us_attribution_map", "Direct part in acquisition", "nats"),
     "budget": ("budget_map", "Association budget", "associations"),
 }
 

@@ -47,14 +47,18 @@ def write(run: Measured, folder: str | Path, pages: Collection[int] | None = Non
     Returns:
         Path of index.html.
     """
+    from pavinterp.experiment import frames_of
     from pavinterp.plots.words import head_name
     from pavinterp.report.head_page import OF_EXPERIMENTS, head_page
     from pavinterp.report.index_page import write_index
 
     folder = Path(folder)
     heads, details = run.heads(), run.details
-    every = {f"{one.name}.{name}": frame for one in run.experiments.values() for name, frame in one.frames.items()}
-    frames = {name: frame for name, frame in every.items() if name in OF_EXPERIMENTS}
+    frames = {
+        name: {key: rows.droplevel(["layer", "head"]) for key, rows in frame.groupby(level=["layer", "head"])}
+        for name, frame in frames_of(run.experiments).items()
+        if name in OF_EXPERIMENTS
+    }
     attrs = {str(name): value for name, value in heads.attrs.items()}
     (folder / "heads").mkdir(exist_ok=True)
     names = [head_name(int(layer), int(head)) for layer, head in heads.index]
@@ -77,7 +81,7 @@ def write(run: Measured, folder: str | Path, pages: Collection[int] | None = Non
             tests=tests.get(place, details.tests.iloc[:0]),
             spectrum=spectra.get(key, details.spectra.iloc[:0]),
             examples=examples.get(place, []),
-            experiments=_of_head(frames, place),
+            experiments={name: of[place] for name, of in frames.items() if place in of},
             siblings=siblings[key],
             before=names[paged[step - 1]] if step else None,
             after=names[paged[step + 1]] if step + 1 < len(paged) else None,
@@ -86,17 +90,7 @@ def write(run: Measured, folder: str | Path, pages: Collection[int] | None = Non
             manifest=run.manifest,
         )
         (folder / "heads" / f"{name}.html").write_text(page, encoding="utf-8")
-    return write_index(folder, heads, run.manifest, frozenset(names[i] for i in paged), every)
-
-
-def _of_head(frames: dict[str, pd.DataFrame], place: tuple[int, int]) -> dict[str, pd.DataFrame]:
-    """The head's rows of each frame, where it was in the experiment; frames are indexed by layer and head first."""
-    mine: dict[str, pd.DataFrame] = {}
-    for name, frame in frames.items():
-        if place in frame.index:
-            rows: Any = frame.xs(place, level=["layer", "head"])
-            mine[name] = rows
-    return mine
+    return write_index(folder, heads, run.manifest, frozenset(names[i] for i in paged), run.experiments)
 
 
 def _groups(frame: pd.DataFrame, by: list[str]) -> dict[tuple[int, int], pd.DataFrame]:

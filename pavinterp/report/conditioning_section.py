@@ -22,7 +22,8 @@ FIGURES = {  # frame: title, picture, caption
         "What conditioning does to this model",
         conditioning.paradigm_effects,
         "Each paradigm’s effect in the test, over all layouts. Circles are predictions of theories whose rate and "
-        "scale were fitted to acquisition and to nothing else; at the right, the verdict on what conditioning predicts.",
+        "scale were fitted to acquisition and to nothing else; at the right, the verdict on what conditioning "
+        "predicts.",
     ),
     "acquisition": (
         "Acquisition, and theories fitted to it",
@@ -34,8 +35,8 @@ FIGURES = {  # frame: title, picture, caption
         "What is left without some heads",
         conditioning.conditioning_ablation,
         "Heads respond with their mean over prompts of acquisition. Heads with the largest direct attribution write "
-        "the US; heads that only move information for others, such as previous-token heads, show here and not there. Three "
-        "random sets of other heads.",
+        "the US; heads that only move information for others, such as previous-token heads, show here and not there. "
+        "Three random sets of other heads.",
     ),
 }
 

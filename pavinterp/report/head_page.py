@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from pavinterp.plots import conditioning, one_head
 from pavinterp.plots import experiments as experiment_pictures
-from pavinterp.plots import one_head
 from pavinterp.plots.as_svg import svg
 from pavinterp.plots.marks import Picture
 from pavinterp.plots.words import as_float, count, estimate, head_name, horizon, interval, number
@@ -37,6 +37,13 @@ OF_EXPERIMENTS: dict[str, tuple[str, Callable[[pd.DataFrame], Picture], str]] = 
         experiment_pictures.rule_r2,
         "What each rule explains of the response beyond the mean US: one gain, fitted on one half of the text and "
         "judged on the other. CSs centred.",
+    ),
+    "condition.attributions": (
+        "Part in conditioning",
+        conditioning.head_attributions,
+        "Direct logit attribution: what the head adds to the effect of each paradigm through the final norm and the "
+        "unembedding, experimental minus control group, intervals over draws of stimuli. What it does by way of other "
+        "heads and MLPs is not in it.",
     ),
 }
 

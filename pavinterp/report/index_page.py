@@ -9,12 +9,13 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from pavinterp.experiment import Experiment, frames_of
 from pavinterp.plots import across_heads, propagation, redundancy
 from pavinterp.plots.as_svg import svg
 from pavinterp.plots.experiments import MAPS, number_map
 from pavinterp.plots.marks import Picture
 from pavinterp.plots.words import fixed, head_name, number
-from pavinterp.report import head_rows
+from pavinterp.report import conditioning_section, head_rows
 from pavinterp.report.order import in_order
 from pavinterp.report.page import render
 from pavinterp.report.summary import picks, sentences, summarise
@@ -77,7 +78,7 @@ def write_index(
     heads: pd.DataFrame,
     manifest: dict[str, Any],
     paged: frozenset[str],
-    experiments: Mapping[str, pd.DataFrame],
+    experiments: Mapping[str, Experiment],
 ) -> Path:
     """Write index.html and figures/*.svg; returns the page's path.
 
@@ -85,7 +86,7 @@ def write_index(
         folder: where they go.
         heads, manifest: of the run.
         paged: names of the heads that have a page.
-        experiments: by "experiment.frame", the tables of the experiments.
+        experiments: of the run, by name.
     """
 
     def address(name: str) -> str:
@@ -95,13 +96,16 @@ def write_index(
     figures.mkdir(exist_ok=True)
     drawn = {}
     maps = [number_map(heads, column) for column in MAPS if column in heads.columns]
+    frames = frames_of(experiments)
     found = [
-        (title, draw(experiments[name]), caption)
+        (title, draw(frames[name]), caption)
         for name, (title, draw, caption) in OF_EXPERIMENTS.items()
-        if name in experiments
+        if name in frames
     ]
+    pavlov = experiments.get("condition")
+    own = [] if pavlov is None else conditioning_section.pictures(pavlov.frames)
     pictures = (across_heads.load_map(heads), across_heads.load_ranking(heads), across_heads.load_by_depth(heads))
-    for picture in (*pictures, *maps, *(picture for _, picture, _ in found)):
+    for picture in (*pictures, *maps, *(picture for _, picture, _ in (*found, *own))):
         (figures / f"{picture.name}.svg").write_text(svg(picture, WIDE, alone=True), encoding="utf-8")
         drawn[picture.name] = {
             "wide": Markup(svg(picture, WIDE, address)),
@@ -121,6 +125,8 @@ def write_index(
         figures=drawn,
         maps=[(name, title) for column, (name, title, _) in MAPS.items() if column in heads.columns],
         of_experiments=[(picture.name, title, caption) for title, picture, caption in found],
+        conditioning=None if pavlov is None else conditioning_section.section(pavlov.frames, pavlov.manifest, heads),
+        conditioning_figures=[(picture.name, title, caption) for title, picture, caption in own],
         columns=head_rows.columns_of(heads),
         rows=head_rows.rows(heads, context),
         regimes=list(dict.fromkeys(heads["regime"])),

@@ -641,7 +641,30 @@ def test_propagate_prints_layers_gains_and_joint_errors(command: Command, tmp_pa
         assert (ended.code, len(ended.err.strip().splitlines())) == (2, 1)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("words", [["condition", "MODEL"], ["report", "MODEL", "--with", "condition", "--out", "OUT"]])
+def test_conditioning_writes_its_own_text(words, monkeypatch, capsys, tmp_path):
+    """A first look takes fewer draws and paradigms, in a report too, and is handed no text, layers or context."""
+    seen = []
+
+    def experiment(model, **arguments):
+        seen.append(arguments)
+        raise UserError("enough")
+
+    monkeypatch.setattr(pavinterp, "condition", experiment)
+    model = str(model_folder(tmp_path / "model", gpt2(positions=64)))
+    places = {"MODEL": model, "OUT": str(tmp_path / "out")}
+    text = ["--context", "32", "--sequences", "2", "--layers", "0"] if words[0] == "report" else []
+    with pytest.raises(SystemExit) as end:
+        cli.main([*(places.get(word, word) for word in words), "--fast", "--seed", "3", *text])
+    assert end.value.code == 2
+    assert "enough" in capsys.readouterr().err
+    assert len(seen) == 1
+    paradigms = [getattr(one, "name", one) for one in seen[0]["paradigms"]]
+    assert (seen[0]["draws"], paradigms, seen[0]["seed"]) == (40, FIRST_LOOK["condition"]["paradigms"], 3)
+    assert not {"layers", "context", "sequences", "capture"} & set(seen[0])
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "condition"])
 def test_a_first_look_takes_what_is_not_given(name, monkeypatch, capsys, tmp_path):
     seen = {}
 

@@ -105,7 +105,7 @@ def condition(
 
     import pavinterp as pi
     from pavinterp.experiments.carriers import CARRIER_FRAMES
-    from pavinterp.experiments.conditioning import chosen_layouts, chosen_paradigms
+    from pavinterp.experiments.conditioning import FRAMES, chosen_layouts, chosen_paradigms
 
     names = parse_names(layouts)
     chosen_layouts(names)
@@ -123,7 +123,7 @@ def condition(
         if not quiet:
             print(f"written: {file}", file=sys.stderr)
     if as_json:
-        frames = {name: getattr(found, name) for name in ("effects", "verdicts", "fits", "acquisition", "trials")}
+        frames = {name: getattr(found, name) for name in FRAMES}
         frames |= {name: getattr(found.carriers, name) for name in ("heads", *CARRIER_FRAMES)} if heads else {}
         terminal.print_json({**found.manifest, **frames})
     else:

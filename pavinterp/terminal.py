@@ -363,6 +363,8 @@ def print_conditioning(found: Conditioning) -> None:
         for model, mine in told.groupby("model", sort=False)
     ]
     print(f"\nas predicted, of the contrasts that are decided: {', '.join(said) or 'none is decided'}")
+    if len(found.halving):
+        _print_recall(found)
     if len(found.carriers.heads.columns):
         _print_carriers(found.carriers)
     manifest, given = found.manifest, found.manifest["arguments"]
@@ -374,6 +376,22 @@ def print_conditioning(found: Conditioning) -> None:
         f"that; theories, fitted to acquisition only, that predict what was seen. {given['draws']} draws of stimuli. "
         f"{' '.join(manifest['notes'])}",
         file=sys.stderr,
+    )
+
+
+def _print_recall(found: Conditioning) -> None:
+    """Recall by number of pairs, and where it halves beside the bounds."""
+    print("\nrecall of one pair among many (nats): against USs that were not presented, and that were as often")
+    print(f"{'pairs':>6}{'response':>22}{'against_others':>22}")
+    for pairs, row in zip(found.recall.index, found.recall.to_dict("records"), strict=True):
+        others = "" if math.isnan(row["against_others"]) else _with_interval(row, "against_others")
+        print(f"{pairs:>6}{_with_interval(row, 'response'):>22}{others:>22}")
+    rows = found.halving.reset_index().to_dict("records")
+    said = [f"{row['of']} {_with_interval(row, 'pairs', number)} pairs" for row in rows]
+    first = rows[0]
+    print(
+        f"halved at: {', '.join(said)} (inf: not with {first['most']}); a linear memory of the median head's width: "
+        f"N_worst {number(first['capacity_worst'])}, N_avg {number(first['capacity_average'])}"
     )
 
 

@@ -113,7 +113,7 @@ def test_every_picture_returns_the_axes_it_was_given(run, row):
         plots.head_kinds: (row,),
     }
     of_experiments = {"infidelity_calibration", "gain_map", "end_gains", "distinct_heads", "redundancy_of_pairs"}
-    of_experiments |= {"acquisition_curve", "conditioning_ablation", "paradigm_effects"}
+    of_experiments |= {"acquisition_curve", "conditioning_ablation", "paradigm_effects", "recall_curve"}
     assert {f.__name__ for f in calls} | of_experiments == set(plots.__all__)  # those are drawn in test_beside_a_run
     for function, arguments in calls.items():
         _, ax = plt.subplots()

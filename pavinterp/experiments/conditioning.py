@@ -24,6 +24,7 @@ from pavinterp.experiment import Experiment
 from pavinterp.experiments import conditioning_tables as tables
 from pavinterp.experiments.carriers import CARRIER_FRAMES, Carriers, carriers
 from pavinterp.experiments.conditioned_responses import Part, measured, parts_of, prompts
+from pavinterp.experiments.conditioning_recall import halving_table, recall_table
 from pavinterp.experiments.conditioning_stimuli import Draw, Pool, Vocabulary, draw, needed, pool, vocabulary_of
 from pavinterp.experiments.interventions import logits
 from pavinterp.experiments.trial_layouts import TEXTS, Layout
@@ -32,13 +33,16 @@ from pavinterp.measuring import measure
 from pavinterp.models import ModelHandle, load
 from pavinterp.reading import Progress, check_arguments, reading
 from pavinterp.stimuli import _left_as_it_was, _prefix
+from pavinterp.sweep import LayerInfo
 from pavinterp.tables import interval_words
+from pavinterp.theory.capacity import isotropic_average_case_capacity, isotropic_worst_case_capacity
 from pavinterp.theory.conditioning import MODELS
 from pavinterp.theory.conditioning.fitting import Fit
 from pavinterp.theory.schedules import Paradigm
 
 DRAWS = 200
 FOILS = 8
+FRAMES = ("effects", "verdicts", "fits", "acquisition", "recall", "halving", "trials")
 TEXT = {"usual_sequences": 16, "usual_context": 128}  # of the embedded text, for unigram logits
 
 
@@ -54,6 +58,8 @@ class Conditioning:
         fits: one row a theory fitted to acquisition: `rate`, `scale` (nats for full strength), with intervals,
             `explained`, `at_bound`; empty where acquisition was not among the paradigms.
         acquisition: the curve that theories were fitted to, and theirs, see `conditioning_tables.acquisition_table`.
+        recall, halving: of one pair among many, and where it halves, see `conditioning_recall`; empty without the
+            paradigm `capacity`.
         tests: response in the test, a row paradigm x group x layout x draw.
         stimuli: which token played which part: a row paradigm x draw x stimulus.
         carriers: which heads carry it (`carriers.Carriers`); empty tables where that was not asked.
@@ -65,6 +71,8 @@ class Conditioning:
     verdicts: pd.DataFrame
     fits: pd.DataFrame
     acquisition: pd.DataFrame
+    recall: pd.DataFrame
+    halving: pd.DataFrame
     tests: pd.DataFrame
     stimuli: pd.DataFrame
     manifest: dict[str, Any]
@@ -78,7 +86,7 @@ class Conditioning:
         )
         of_heads = self.carriers
         numbers = of_heads.heads if len(of_heads.heads.columns) else pd.DataFrame(index=heads)
-        frames = {name: getattr(self, name) for name in ("trials", "effects", "verdicts", "fits", "acquisition")}
+        frames = {name: getattr(self, name) for name in FRAMES}
         frames |= {name: getattr(of_heads, name) for name in CARRIER_FRAMES}
         return Experiment("condition", numbers, {n: f for n, f in frames.items() if len(f)}, self.manifest)
 
@@ -200,6 +208,8 @@ def condition(
         verdicts=found,
         fits=_fit_frame(fits),
         acquisition=tables.acquisition_table(records, chosen, fits, seed),
+        recall=recall_table(records, chosen, seed),
+        halving=halving_table(records, chosen, _bounds(read.shapes), seed),
         tests=outcomes,
         stimuli=_stimuli_frame(drawn, chosen, handle),
         carriers=of_heads,
@@ -217,6 +227,15 @@ def _beside(
         progress=progress,
     )  # fmt: skip
     return run.heads()
+
+
+def _bounds(shapes: Sequence[LayerInfo]) -> dict[str, float]:
+    """Medians over heads of what the theorem allows for their widths."""
+    d_k = np.repeat([float(info.d_k) for info in shapes], [info.heads for info in shapes])
+    return {
+        "capacity_worst": float(np.median(isotropic_worst_case_capacity(d_k))),
+        "capacity_average": float(np.median(isotropic_average_case_capacity(d_k))),
+    }
 
 
 def analysed(

@@ -29,6 +29,7 @@ __all__ = [
     "load_position",
     "load_ranking",
     "paradigm_effects",
+    "recall_curve",
     "redundancy_of_pairs",
     "spectrum",
 ]
@@ -155,3 +156,10 @@ def conditioning_ablation(ablations: pd.DataFrame, ax: Axes | None = None) -> Ax
     from pavinterp.plots import conditioning, on_axes
 
     return on_axes.draw(conditioning.conditioning_ablation(ablations), ax)
+
+
+def recall_curve(recall: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Recall of one pair (nats) against the number of pairs in the prompt; `recall` is `Conditioning.recall`."""
+    from pavinterp.plots import conditioning, on_axes
+
+    return on_axes.draw(conditioning.recall_curve(recall), ax)

@@ -118,6 +118,36 @@ def response_curves(trials: pd.DataFrame, name: str) -> Picture:
     )
 
 
+def recall_curve(recall: pd.DataFrame) -> Picture:
+    """Recall of one pair against the number of pairs in the prompt.
+
+    Args:
+        recall: `Conditioning.recall`.
+    """
+    x = recall.index.to_numpy(float)
+    marks: list[Mark] = [Rule("y", 0.0, "threshold", "")]
+    every, said = [np.zeros(1)], []
+    for name, role, label in (
+        ("response", "data", "against USs not presented"),
+        ("against_others", "worst", "against USs presented as often"),
+    ):
+        value, low, high = (recall[f"{name}{end}"].to_numpy(float) for end in ("", "_lo", "_hi"))
+        there = np.isfinite(value)
+        if not there.any():
+            continue
+        marks.append(Line(x[there], value[there], role, label))
+        marks.append(Points(x[there], value[there], role, "", low[there], high[there], size=5.0))
+        every += [one[np.isfinite(one)] for one in (value, low, high)]
+        said.append(f"{label} {number(value[there][0])} to {number(value[there][-1])}")
+    return Picture(
+        "recall_curve",
+        f"Recall of one pair with up to {x.max():g} in the prompt: {'; '.join(said)} nats.",
+        Axis("pairs in the prompt", "log", 0.85, float(x.max()) * 1.2),
+        Axis("US less the others (nats)", "linear", *_around(np.concatenate(every))),
+        tuple(marks),
+    )
+
+
 def conditioning_ablation(ablations: pd.DataFrame) -> Picture:
     """Share of acquisition left where heads respond with their mean, against how many, by the order they are taken in.
 

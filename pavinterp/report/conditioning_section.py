@@ -31,6 +31,12 @@ FIGURES = {  # frame: title, picture, caption
         "Experimental minus control response to the CS before each of its presentations and in the test, mean over "
         "layouts, intervals over draws of stimuli.",
     ),
+    "recall": (
+        "One pair among many",
+        conditioning.recall_curve,
+        "Each of N pairs is presented twice, then one is tested; filler stands where pairs are missing. Below 0 against "
+        "USs presented as often, another pair’s US is as likely.",
+    ),
     "ablations": (
         "What is left without some heads",
         conditioning.conditioning_ablation,
@@ -73,6 +79,7 @@ def section(frames: Mapping[str, pd.DataFrame], manifest: Mapping[str, Any], hea
         "first": _first(heads, frames),
         "curves": [(name, Markup(svg(picture, PANEL))) for name, picture in curves],
         "components": _components(frames),
+        "halving": _halving(frames),
         "layouts": ", ".join(manifest["layouts"]),
         "draws": manifest["arguments"]["draws"],
         "margin": number(manifest["margin"]),
@@ -135,6 +142,23 @@ def _components(frames: Mapping[str, pd.DataFrame]) -> list[tuple[str, str]]:
         for name, row in own.to_dict("index").items()
         if abs(as_float(row["attribution"])) > 0
     ]
+
+
+def _halving(frames: Mapping[str, pd.DataFrame]) -> str:
+    """Where recall halves, beside the bounds of a linear memory."""
+    if "halving" not in frames:
+        return ""
+    rows = frames["halving"].to_dict("index")
+    words = {"response": "against USs not presented", "against_others": "against USs presented as often"}
+    said = [
+        f"{words[str(of)]} at {estimate(*(row[f'pairs{e}'] for e in ('', '_lo', '_hi')))}" for of, row in rows.items()
+    ]
+    first = next(iter(rows.values()))
+    return (
+        f"Recall has halved {', '.join(said)} pairs (∞: not with {first['most']:g}). A linear memory of the median "
+        f"head’s width holds N_worst {number(first['capacity_worst'])} and N_avg {number(first['capacity_average'])}; the "
+        "model has many heads, and softmax ones."
+    )
 
 
 def _signs(text: Any) -> str:

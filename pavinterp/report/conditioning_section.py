@@ -34,8 +34,8 @@ FIGURES = {  # frame: title, picture, caption
     "recall": (
         "One pair among many",
         conditioning.recall_curve,
-        "Each of N pairs is presented twice, then one is tested; filler stands where pairs are missing. Below 0 against "
-        "USs presented as often, another pair’s US is as likely.",
+        "Each of N pairs is presented twice, then one is tested; filler stands where pairs are missing. At 0 against "
+        "USs presented as often, the pairs are no longer told apart: only that its US was there is known.",
     ),
     "ablations": (
         "What is left without some heads",
@@ -151,13 +151,13 @@ def _halving(frames: Mapping[str, pd.DataFrame]) -> str:
     rows = frames["halving"].to_dict("index")
     words = {"response": "against USs not presented", "against_others": "against USs presented as often"}
     said = [
-        f"{words[str(of)]} at {estimate(*(row[f'pairs{e}'] for e in ('', '_lo', '_hi')))}" for of, row in rows.items()
+        f"{words[str(of)]} at {estimate(row['pairs'], row['pairs_lo'], row['pairs_hi'])}" for of, row in rows.items()
     ]
     first = next(iter(rows.values()))
+    worst, average = number(first["capacity_worst"]), number(first["capacity_average"])
     return (
         f"Recall has halved {', '.join(said)} pairs (∞: not with {first['most']:g}). A linear memory of the median "
-        f"head’s width holds N_worst {number(first['capacity_worst'])} and N_avg {number(first['capacity_average'])}; the "
-        "model has many heads, and softmax ones."
+        f"head’s width holds N_worst {worst} and N_avg {average}; the model has many heads, and softmax ones."
     )
 
 

@@ -63,7 +63,7 @@ def test_without_the_paradigm(records):
 
 def test_the_embedded_model(demo, capsys):
     found = pi.condition(demo, paradigms=["capacity"], draws=8, layouts=["line"], heads=False, progress=False)
-    assert found.recall.loc[32, "against_others"] < found.recall.loc[2, "against_others"] / 2
+    assert found.recall.loc[32, "against_others_lo"] > 10  # it copies, whatever else is there
     assert found.halving.loc["response", "capacity_average"] == 33
     pi.plots.recall_curve(found.recall)
     from pavinterp import terminal

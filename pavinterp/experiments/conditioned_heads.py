@@ -15,10 +15,10 @@ from pavinterp.capture.call import AttentionCall
 from pavinterp.errors import UserError
 from pavinterp.experiments.ablations import Head, Replacement, mean_replacement
 from pavinterp.experiments.additive_stream import Stream, stream_of
-from pavinterp.experiments.conditioned_responses import Part, batches, measured, prompts
+from pavinterp.experiments.conditioned_responses import Part, batches, logits_of, measured, prompts
 from pavinterp.experiments.conditioning_stimuli import Draw
 from pavinterp.experiments.conditioning_tables import outcome_table
-from pavinterp.experiments.interventions import logits, with_heads
+from pavinterp.experiments.interventions import with_heads
 from pavinterp.experiments.logit_attribution import attributions
 from pavinterp.models import ModelHandle
 from pavinterp.pieces import Pieces
@@ -197,7 +197,7 @@ def responses_without(
         stage("conditioning without heads", done, len(sets))
         layers = {layer for layer, _ in heads}
         records = measured(
-            partial(logits, handle, edit=partial(_without, heads=heads, replacement=replacement), layers=layers),
+            logits_of(handle, partial(_without, heads=heads, replacement=replacement), layers),
             parts if (order, count, number) in everywhere else acquisition, draws, start=start, seed=seed,
             device=handle.device, vocabulary=handle.vocabulary_size or 2**16, batch=batch, pieces=pieces, only=judged,
             name=f"without-{order}-{count}-{number}",

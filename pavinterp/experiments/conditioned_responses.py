@@ -18,16 +18,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pavinterp.capture.call import OnLayer
 from pavinterp.errors import UserError
 from pavinterp.experiments.conditioning_stimuli import Draw
+from pavinterp.experiments.interventions import logits
 from pavinterp.experiments.trial_layouts import Layout, Prompt, lay_out
+from pavinterp.models import ModelHandle
 from pavinterp.pieces import Pieces
 from pavinterp.theory.schedules import Group, Paradigm, trials
 
-Logits = Callable[[Int[Tensor, "batch n"]], Float[Tensor, "batch n vocabulary"]]
-"""Next-token logits of sequences of one length: a model, or anything that gives them."""
+Logits = Callable[[Int[Tensor, "batch n"], Int[Tensor, "kept"]], Float[Tensor, "batch kept vocabulary"]]
+"""Next-token logits of sequences of one length at some positions: a model (`logits_of`), or anything like it."""
 
 ELEMENTS = 2**26  # of the logits of a batch: 256 MB in float32
+MOST = 64  # prompts a batch: more are no quicker
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class Tested:
     us: int
     foils: npt.NDArray[np.int64]
     others: tuple[int, ...] = ()
+
+
+def logits_of(handle: ModelHandle, edit: OnLayer | None = None, layers: set[int] | None = None) -> Logits:
+    """The model's, as `logits` gives them."""
+    return lambda tokens, positions: logits(handle, tokens, edit, layers, positions)
 
 
 def prompts(
@@ -78,7 +87,7 @@ def prompts(
 
 
 def responses(
-    logits_of: Logits,
+    model: Logits,
     tested: Sequence[Tested],
     *,
     device: torch.device | str = "cpu",
@@ -91,7 +100,7 @@ def responses(
     padded. Differences are taken in float32 at least.
 
     Args:
-        logits_of: the model.
+        model: whose.
         tested: prompts; row `draw` of the result is their place.
         device: where token ids go.
         vocabulary: about how many logits a position has.
@@ -109,8 +118,10 @@ def responses(
     frames = []
     for part in batches(tested, vocabulary, batch):
         tokens = torch.from_numpy(np.stack([tested[i].prompt.tokens for i in part])).to(device)
-        found = logits_of(tokens)
-        frames += [_rows(i, tested[i], row) for i, row in zip(part, found, strict=True)]
+        positions = sorted({place for i in part for place in tested[i].prompt.tested if place >= 0})
+        found = model(tokens, torch.tensor(positions, device=tokens.device))
+        places = {position: place for place, position in enumerate(positions)}
+        frames += [_rows(i, tested[i], row, places) for i, row in zip(part, found, strict=True)]
     return pd.concat(frames, ignore_index=True).sort_values(["draw", "trial"], ignore_index=True)
 
 
@@ -119,16 +130,17 @@ def batches(tested: Sequence[Tested], vocabulary: int, batch: int | None) -> Ite
     lengths: dict[int, list[int]] = {}
     for number, one in enumerate(tested):
         lengths.setdefault(len(one.prompt.tokens), []).append(number)
-    for length, numbers in lengths.items():
-        step = batch or max(1, ELEMENTS // (length * vocabulary))
+    for numbers in lengths.values():
+        positions = len({place for i in numbers for place in tested[i].prompt.tested})
+        step = batch or max(1, min(MOST, ELEMENTS // (positions * vocabulary)))
         yield from (numbers[first : first + step] for first in range(0, len(numbers), step))
 
 
-def _rows(draw: int, one: Tested, logits: Float[Tensor, "n vocabulary"]) -> pd.DataFrame:
-    """The rows of one prompt."""
+def _rows(draw: int, one: Tested, logits: Float[Tensor, "kept vocabulary"], places: Mapping[int, int]) -> pd.DataFrame:
+    """The rows of one prompt; `places` says where the logits of a position are."""
     prompt = one.prompt
     numbers = [i for i, position in enumerate(prompt.tested) if position >= 0]
-    rows = logits[[prompt.tested[i] for i in numbers]]
+    rows = logits[[places[prompt.tested[i]] for i in numbers]]
     rows = rows if rows.dtype == torch.float64 else rows.float()
     us = rows[:, one.us]
     foils = rows[:, one.foils.tolist()].mean(-1)
@@ -184,7 +196,7 @@ def parts_of(paradigms: Sequence[Paradigm], layouts: Sequence[Layout]) -> list[P
 
 
 def measured(
-    logits_of: Logits,
+    model: Logits,
     parts: Sequence[Part],
     draws: Mapping[str, Sequence[Draw]],
     *,
@@ -201,7 +213,7 @@ def measured(
     """Responses of all pieces.
 
     Args:
-        logits_of, device, vocabulary, batch: as for `responses`.
+        model, device, vocabulary, batch: as for `responses`.
         parts: from `parts_of`.
         draws: of each paradigm, by its name.
         start, seed: as for `prompts`.
@@ -224,9 +236,7 @@ def measured(
             mine = draws[part.paradigm.name]
             tested = prompts(part.paradigm, part.group, mine, part.layout, start, seed, part.cs)
             numbers = taken[part.paradigm.name]
-            found = responses(
-                logits_of, [tested[i] for i in numbers], device=device, vocabulary=vocabulary, batch=batch
-            )
+            found = responses(model, [tested[i] for i in numbers], device=device, vocabulary=vocabulary, batch=batch)
             return found.assign(draw=np.asarray(numbers)[found["draw"]])
 
         names = {"paradigm": part.paradigm.name, "group": part.group.name, "layout": part.layout.name}

@@ -7,7 +7,6 @@ import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +22,9 @@ from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment
 from pavinterp.experiments import conditioning_tables as tables
 from pavinterp.experiments.carriers import CARRIER_FRAMES, Carriers, carriers
-from pavinterp.experiments.conditioned_responses import Part, measured, parts_of, prompts
+from pavinterp.experiments.conditioned_responses import Part, logits_of, measured, parts_of, prompts
 from pavinterp.experiments.conditioning_recall import halving_table, recall_table
 from pavinterp.experiments.conditioning_stimuli import Draw, Pool, Vocabulary, draw, needed, pool, vocabulary_of
-from pavinterp.experiments.interventions import logits
 from pavinterp.experiments.trial_layouts import TEXTS, Layout
 from pavinterp.manifest import describe_model
 from pavinterp.measuring import measure
@@ -176,7 +174,7 @@ def condition(
         what = {"schedules": _digest(chosen), "vocabulary": _digest([vocabulary.ids.tolist()])}
         with read.pieces("condition", read.arguments(**own, **what), resume) as pieces:
             records = measured(
-                partial(logits, handle), parts, drawn, start=start, seed=seed, device=handle.device,
+                logits_of(handle), parts, drawn, start=start, seed=seed, device=handle.device,
                 vocabulary=handle.vocabulary_size, batch=batch, stage=read.stage, pieces=pieces,
             )  # fmt: skip
             outcomes, of_heads = tables.outcome_table(records), Carriers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -18,8 +19,12 @@ from pavinterp.models import ModelHandle
 
 
 def logits(
-    handle: ModelHandle, tokens: Int[Tensor, "batch n"], edit: OnLayer | None = None, layers: set[int] | None = None
-) -> Float[Tensor, "batch n vocabulary"]:
+    handle: ModelHandle,
+    tokens: Int[Tensor, "batch n"],
+    edit: OnLayer | None = None,
+    layers: set[int] | None = None,
+    positions: Int[Tensor, "kept"] | None = None,
+) -> Float[Tensor, "batch kept vocabulary"]:
     """Next-token logits while `edit` replaces responses.
 
     Args:
@@ -28,13 +33,17 @@ def logits(
         edit: called with each attention layer's call; what it returns (of `call.response`'s shape) goes into `W_O` in
             the response's place, None leaves it. None replaces nothing.
         layers: layers that `edit` is asked about; None is all.
+        positions: those whose logits are wanted; None is all. Where a vocabulary is large most of the work is there.
     """
     with nullcontext() if edit is None else capture_for(handle, edit, layers), torch.no_grad():
         if handle.bridge is not None:
             bridge: Any = handle.bridge
-            return bridge(tokens, return_type="logits", use_cache=False)
+            found = bridge(tokens, return_type="logits", use_cache=False)
+            return found if positions is None else found[:, positions]
         model: Any = handle.model
-        return model(input_ids=tokens, use_cache=False).logits
+        can_keep = positions is not None and "logits_to_keep" in inspect.signature(model.forward).parameters
+        found = model(input_ids=tokens, use_cache=False, **({"logits_to_keep": positions} if can_keep else {})).logits
+        return found if positions is None or found.shape[1] == len(positions) else found[:, positions]
 
 
 def require_copies_alike(handle: ModelHandle, tokens: Int[Tensor, "1 n"], copies: int) -> None:

@@ -50,6 +50,7 @@ def attributions(handle: ModelHandle, tested: Sequence[Tested], stream: Stream |
     """
     tokens = torch.from_numpy(np.stack([one.prompt.tokens for one in tested])).to(handle.device)
     us = torch.tensor([one.us for one in tested], device=handle.device)
+    last = torch.tensor([tokens.shape[1] - 1], device=handle.device)
     strengths: dict[int, Tensor] = {}
     writes: dict[int, Any] = {}
 
@@ -59,12 +60,12 @@ def attributions(handle: ModelHandle, tested: Sequence[Tested], stream: Stream |
             writes[call.layer] = last_writes(call)
 
     if stream is None:
-        logits(handle, tokens, on_layer)
+        logits(handle, tokens, on_layer, positions=last)
         nothing = {layer: torch.full_like(found, torch.nan) for layer, found in strengths.items()}
         return _frame([("head", layer, nothing[layer]) for layer in sorted(strengths)], strengths)
     modules = {"first": stream.blocks[0], "final": stream.final}
     with last_inputs(modules) as entering, recording(stream.blocks) as outputs:
-        found = logits(handle, tokens, on_layer)[:, -1].double()
+        found = logits(handle, tokens, on_layer, positions=last)[:, -1].double()
     weight, bias = stream.output.weight.detach(), getattr(stream.output, "bias", None)
     at, foils = us.to(weight.device), torch.tensor(np.stack([one.foils for one in tested]), device=weight.device)
 

@@ -31,6 +31,10 @@ def test_putting_back_what_was_rebuilt_changes_no_logit(name):
     with untouched(handle.model):
         before = logits(handle, TOKENS)
         after = logits(handle, TOKENS, rebuilt)
+        some = torch.tensor([2, TOKENS.shape[1] - 1])
+        kept = logits(handle, TOKENS, positions=some)
+    assert kept.shape == before[:, some].shape
+    assert torch.allclose(kept, before[:, some], atol=1e-5, rtol=1e-5)
     assert sorted(seen) == list(ROWS[name].layers)
     assert difference(after, before) <= 1e-5
 

@@ -33,7 +33,10 @@ class Memory(nn.Module):
         super().__init__()
         self.rule, self.gain, self.rate = rule, gain, rate
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self.logits(tokens)[:, positions]
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         n = tokens.shape[1]
         embedded = nn.functional.one_hot(tokens, SIZE).double()
         ends, marks = (tokens == END).long(), (tokens == MARK).long()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import tiny
@@ -11,9 +9,8 @@ import torch
 
 import pavinterp as pi
 from pavinterp.errors import UserError
-from pavinterp.experiments.conditioned_responses import measured, parts_of, prompts, responses
+from pavinterp.experiments.conditioned_responses import logits_of, measured, parts_of, prompts, responses
 from pavinterp.experiments.conditioning_stimuli import Draw
-from pavinterp.experiments.interventions import logits
 from pavinterp.experiments.trial_layouts import Layout
 from pavinterp.theory.schedules import parse, trials
 
@@ -44,7 +41,7 @@ def test_responses_equal_a_plain_loop(build):
     model = build()
     handle = pi.load(model)
     mine = draws()
-    got = measured(partial(logits, handle), parts_of([PARADIGM], LAYOUTS), {"mine": mine}, start=[0], vocabulary=300)
+    got = measured(logits_of(handle), parts_of([PARADIGM], LAYOUTS), {"mine": mine}, start=[0], vocabulary=300)
     assert len(got) == sum(2 * 3 * n for n in (9 + 1, 6 + 1)) * 2  # layouts, draws, tests and baselines
     seen = 0
     for layout in LAYOUTS:
@@ -91,14 +88,14 @@ def check(model, ids, drawn, row):
 def test_batches_change_nothing():
     handle = pi.load(tiny.llama())
     made = prompts(PARADIGM, PARADIGM.groups[0], draws(5), LAYOUTS[0], [0])
-    one, many = (responses(partial(logits, handle), made, vocabulary=300, batch=batch) for batch in (1, None))
+    one, many = (responses(logits_of(handle), made, vocabulary=300, batch=batch) for batch in (1, None))
     np.testing.assert_allclose(one["response"], many["response"], atol=1e-5)
     assert one["cs"].tolist() == many["cs"].tolist()
 
 
 def test_presentations_are_counted_by_exactly_these_css():
     made = prompts(PARADIGM, PARADIGM.groups[0], draws(), LAYOUTS[0])
-    got = responses(lambda tokens: torch.zeros(*tokens.shape, 300), made)
+    got = responses(lambda tokens, positions: torch.zeros(len(tokens), len(positions), 300), made)
     for _, rows in got.groupby("draw"):
         counts = rows.groupby("cs", sort=False)["presentation"].agg(list).to_dict()
         assert counts == {"A": [1, 2, 3, 4], "C": [1, 2, 3], "AC": [1, 2], "": [1]}
@@ -114,8 +111,8 @@ def test_others_are_uss_that_are_presented_as_often():
     assert [one.others for one in made] == [(one.tokens["Y"],) for one in draws()]
     assert all(one.others == () for one in prompts(PARADIGM, PARADIGM.groups[0], draws(), LAYOUTS[0]))
 
-    def counting(tokens):  # the logit of a token is its id
-        return torch.arange(300.0).expand(*tokens.shape, 300)
+    def counting(tokens, positions):  # the logit of a token is its id
+        return torch.arange(300.0).expand(len(tokens), len(positions), 300)
 
     got = responses(counting, made)
     for number, drawn in enumerate(draws()):
@@ -128,4 +125,4 @@ def test_others_are_uss_that_are_presented_as_often():
 def test_logits_that_are_not_finite_are_named():
     made = prompts(PARADIGM, PARADIGM.groups[0], draws(), LAYOUTS[0])
     with pytest.raises(UserError, match="not finite"):
-        responses(lambda tokens: torch.full((*tokens.shape, 300), torch.nan), made)
+        responses(lambda tokens, positions: torch.full((len(tokens), len(positions), 300), torch.nan), made)

@@ -60,7 +60,6 @@ app = typer.Typer(
     "against the capacity of an associative memory of its width?",
     epilog="pavinterp report: measures the embedded model, needs no network.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: half the time to answer, and it reads the same in a pipe
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -154,6 +153,33 @@ def verify(
         terminal.print_verification(result)
     if not result["passed"]:
         raise typer.Exit(3)
+
+
+@app.command()
+def doctor(
+    network: Annotated[
+        bool, typer.Option("--network/--no-network", help="Ask the Hugging Face hub for an answer.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Look this installation over.
+
+    Versions, devices, cache, hub, what other packages add, and what pip would have to install for what is missing. Exit
+    0 where all that is needed works, 2 where something does not.
+    """
+    from pavinterp.doctor import doctor as examine
+    from pavinterp.doctor import lines
+
+    quiet_libraries()
+    found = examine(network=network)
+    if as_json:
+        from pavinterp import terminal
+
+        terminal.print_json(found)
+    else:
+        print(*lines(found), sep="\n")
+    if not found["healthy"]:
+        raise typer.Exit(2)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from pavinterp import __version__
+from pavinterp import __version__, plugins
 from pavinterp.capture import certificate
 from pavinterp.capture.bridge_attention import has_hooks, hooked_points
 from pavinterp.capture.gate import GATE
@@ -64,7 +64,9 @@ def describe_run(
         "seed": arguments["seed"],
         "tests_per_sequence": arguments["tests"],
         "layers": [asdict(info) for info in measured],
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in packages}
+        | plugins.versions(),
         "notes": notes_on(handle, shapes, norms, stimuli, records),
     }
 
@@ -133,7 +135,9 @@ def describe_experiment(
         "model": describe_model(handle, shapes),
         "corpus": describe_stimuli(stimuli),
         "arguments": arguments,
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in ("torch", "transformers")},
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "transformers")}
+        | plugins.versions(),
         "certificate": {
             "tolerance": certificate.tolerance(handle.dtype),
             "largest": max(max(row) for row in residuals.values()),
@@ -167,7 +171,7 @@ def work(
         "states": _probe_hash(handle) if live else None,
         "text": text.hexdigest(),
         "arguments": arguments,
-        "versions": {name: version(name) for name in ("pavinterp", "torch", "transformers")},
+        "versions": {name: version(name) for name in ("pavinterp", "torch", "transformers")} | plugins.versions(),
     }
 
 

@@ -46,6 +46,7 @@ class ModelHandle:
     bridge: Any | None = field(default=None, repr=False)  # the TransformerBridge handed in, else None
     words: tuple[str, ...] | None = field(default=None, repr=False)  # of the command line that loads it, if one can
     witness: PreTrainedModel | None = field(default=None, repr=False)  # where it has hooks: the bridge is of a copy
+    hooks: Callable[..., Any] | None = field(default=None, repr=False)  # another package's capture of its family
 
     @property
     def device(self) -> torch.device:

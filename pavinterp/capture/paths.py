@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from pavinterp import plugins
 from pavinterp.capture import attention_interface, falcon, gpt_neox_japanese, transformer_lens
 from pavinterp.capture.bridge_attention import has_hooks
 from pavinterp.capture.call import AttentionCall, OnLayer
@@ -26,6 +29,7 @@ ATTENTION_INTERFACE, TRANSFORMER_LENS, MODULE_HOOKS = "attention_interface", "tr
 CHOICES = ("auto", ATTENTION_INTERFACE, TRANSFORMER_LENS)
 # Families outside the registry that are captured by hooks on their own modules: one file each.
 FAMILIES = {name: family.capture for family in (falcon, gpt_neox_japanese) for name in family.ARCHITECTURES}
+Capture = Callable[..., AbstractContextManager[None]]
 
 # Largest relative difference of final hidden states between a model and the bridge around its copy. Another order of
 # summation gives about 1e-6 (also in float64: both compute norms and softmax in float32), rounding to bfloat16 1e-2
@@ -39,7 +43,8 @@ def on_path(handle: ModelHandle, capture: str = "auto") -> ModelHandle:
     Args:
         handle: a model, or a TransformerBridge handed over.
         capture: "auto" is the bridge where there is one, else "attention_interface", or where the model's attention
-            does not go through the registry hooks on its modules ("module_hooks", some families) or else
+            does not go through the registry hooks on its modules ("module_hooks": some families, and those that other
+            packages know) or else
             "transformer_lens"; that asks for a bridge around a copy that shares the model's parameters: a second
             witness of the same model.
 
@@ -62,6 +67,8 @@ def on_path(handle: ModelHandle, capture: str = "auto") -> ModelHandle:
     fault = why_not_registry(handle) if capture == "auto" else ""
     if fault is None:
         return handle
+    if capture == "auto" and (hooks := added_families().get(handle.architecture)):
+        return replace(handle, hooks=hooks)
     try:
         bridge = bridge_around_copy(handle)
     except UserError as error:
@@ -69,7 +76,32 @@ def on_path(handle: ModelHandle, capture: str = "auto") -> ModelHandle:
             raise UserError(f"{handle.architecture} cannot be measured: {fault}, and {error}") from error
         raise UserError(f"{error}: leave --capture out") from error
     witness = handle.model if hooked_anywhere(handle.model) else None
-    return replace(handle, model=bridge.original_model, bridge=bridge, witness=witness)
+    return replace(handle, model=bridge.original_model, bridge=bridge, witness=witness, hooks=None)
+
+
+@cache
+def added_families() -> dict[str, Capture]:
+    """Captures of other packages (entry-point group `pavinterp.architectures`) by architecture.
+
+    They are asked where neither pavinterp's own files nor transformers' registry capture a model: none can take the
+    place of those.
+    """
+    found: dict[str, Capture] = {}
+
+    def accept(name: str, family: Any, package: str) -> None:
+        architectures, capture = getattr(family, "ARCHITECTURES", None), getattr(family, "capture", None)
+        if not isinstance(architectures, tuple) or not all(isinstance(one, str) for one in architectures):
+            raise UserError("name a module with ARCHITECTURES, a tuple of class names of models")
+        if not callable(capture):
+            raise UserError("its capture(model, on_layer, layers) is missing")
+        if twice := [one for one in architectures if one in FAMILIES or one in found]:
+            raise UserError(f"{twice[0]} is captured already")
+        found.update(dict.fromkeys(architectures, capture))
+
+    plugins.load(
+        "architectures", accept, [family.__name__.rpartition(".")[2] for family in (falcon, gpt_neox_japanese)]
+    )
+    return found
 
 
 def hooked_anywhere(model: nn.Module) -> bool:
@@ -146,13 +178,13 @@ def path_of(handle: ModelHandle) -> str:
     """The path by which a handle is captured, as the manifest names it."""
     if handle.bridge is not None:
         return TRANSFORMER_LENS
-    return MODULE_HOOKS if handle.architecture in FAMILIES else ATTENTION_INTERFACE
+    return MODULE_HOOKS if handle.hooks or handle.architecture in FAMILIES else ATTENTION_INTERFACE
 
 
 def capture_for(handle: ModelHandle, on_layer: OnLayer, layers: set[int] | None = None) -> AbstractContextManager[None]:
     """While active, every `forward` of the handle hands each attention layer's call to `on_layer`, once."""
     if handle.bridge is None:
-        by = FAMILIES.get(handle.architecture, attention_interface.capture)
+        by = handle.hooks or FAMILIES.get(handle.architecture, attention_interface.capture)
         return by(handle.model, on_layer, layers)
     return transformer_lens.capture(handle.bridge, on_layer, layers)
 

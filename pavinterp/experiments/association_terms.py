@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pavinterp.errors import UserError
+from pavinterp.experiments.all_rules import all_rules, grid_of
 from pavinterp.measures import Column
 from pavinterp.theory.rules import RULES, mean_us
 from pavinterp.trials import Trials
@@ -23,7 +24,7 @@ GRIDS: dict[str, tuple[dict[str, float], ...]] = {
     "oja": tuple({"eta": eta} for eta in (0.03, 0.1, 0.3, 1.0)),
     "pseudoinverse": ({}, {"rtol": 0.1}),  # without a cut-off, and with one against CSs that are almost dependent
 }
-"""Parameters among which the fitting half chooses; a rule that is not here has none."""
+"""Parameters among which the fitting half chooses; a rule that is not here has none, or its own `grid`."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Variant:
     """A rule, how its CSs are centred, and its parameters.
 
     Attributes:
-        rule: name in `pavinterp.theory.rules.RULES`.
+        rule: name in `all_rules`.
         cs: "centred" (by the mean CS of the sequence), "raw", or "either" where the rule does not see the difference.
         parameters: keywords of the rule.
     """
@@ -58,7 +59,7 @@ def variants(rules: Collection[str]) -> list[Variant]:
         Variant(rule, cs, parameters)
         for rule in rules
         for cs in (("either",) if rule in BLIND else ("centred", "raw"))
-        for parameters in GRIDS.get(rule, ({},))
+        for parameters in GRIDS.get(rule) or grid_of(rule)
     ]
 
 
@@ -142,7 +143,7 @@ class Learned:
         if variant.rule == "softmax":  # the head itself: its own soft-cap, bias, sinks and edited strengths
             response = self.trials.strengths.view(self.trials.kv_heads, len(self.positions), -1) @ self.values
         else:
-            response = RULES[variant.rule](
+            response = all_rules()[variant.rule](
                 self._keys(variant), self.values, self.queries, self.positions, first=self.first, **variant.parameters
             )
         if variant.rule == "hebbian":

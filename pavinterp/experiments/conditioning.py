@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pavinterp import __version__
+from pavinterp import __version__, plugins
 from pavinterp import paradigms as library
 from pavinterp.arguments import require_one_of, require_whole, require_yes_or_no
 from pavinterp.errors import UserError
@@ -196,7 +196,8 @@ def condition(
             "layouts": {one.name: {"between": one.between, "after": one.after} for one in written},
             "left_out": left_out,
             "versions": {"python": platform.python_version()}
-            | {name: version(name) for name in ("torch", "transformers")},
+            | {name: version(name) for name in ("torch", "transformers")}
+            | plugins.versions(),
             "intervals": interval_words("draws of stimuli", draws),
             "notes": _notes(written, effects, left_out, handle) + list(of_heads.notes),
         }
@@ -247,19 +248,19 @@ def analysed(
 
 
 def chosen_paradigms(given: Iterable[str | Path | Paradigm] | None) -> list[Paradigm]:
-    """Paradigms by name, file, or as they are; None is all that are built in.
+    """Paradigms by name, file, or as they are; None is all that there are.
 
     Raises:
         UserError: there is none of that name, or two have the same.
     """
     if given is None:
-        return list(library.builtin().values())
+        return list(library.available().values())
     if isinstance(given, str):
         raise UserError(f"paradigms must be a list, such as [{given!r:.40}]")
     found = [one if isinstance(one, Paradigm) else library.load(one) for one in given]
     names = [paradigm.name for paradigm in found]
     if not found:
-        raise UserError(f"no paradigm given: choose among {', '.join(library.builtin())}")
+        raise UserError(f"no paradigm given: choose among {', '.join(library.available())}")
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise UserError(f"paradigm {twice[0]} is given twice: give each once, or another name in its file")
     return found

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pavinterp.experiments.all_rules import all_rules
 from pavinterp.measures import Column
 from pavinterp.theory.rules import RULES
 from pavinterp.theory.rules.softmax import softmax
@@ -27,7 +28,7 @@ class Memory:
 
     Attributes:
         probe: "stored" (every stored CS in turn) or "tests" (the head's own test stimuli, each among N - 1 others).
-        rule: name in `pavinterp.theory.rules.RULES`.
+        rule: name in `all_rules`.
         cs: "centred" (by the mean CS of the context), "raw", or "isotropic" (random directions instead).
         metric: inner product of the CSs, "euclidean" or "query" (`E[q q^T]`).
     """
@@ -160,7 +161,7 @@ def stored_probes(trials: Trials, memory: Memory, loads: Sequence[int]) -> list[
         elif memory.rule == "feature_map":
             response = RULES["feature_map"](keys[:, chosen], us[:, chosen], size * units, last)
         else:
-            response = RULES[memory.rule](units, us[:, chosen], units, last)
+            response = all_rules()[memory.rule](units, us[:, chosen], units, last)
         found.append(cosine(response, us[:, chosen]))
     return found
 
@@ -207,7 +208,7 @@ def test_probes(trials: Trials, memory: Memory, loads: Sequence[int]) -> list[Fl
             response = trials.strengths[:, ready].gather(-1, chosen)[..., None, :] @ us
         else:
             last = torch.tensor([load - 1], device=keys.device)
-            response = RULES[memory.rule](rows_of(keys, chosen), us, queries, last)
+            response = all_rules()[memory.rule](rows_of(keys, chosen), us, queries, last)
         of_target = us.gather(
             2, (chosen == target[..., None]).int().argmax(-1)[..., None, None].expand_as(us[:, :, :1])
         )

@@ -14,13 +14,13 @@ import torch
 from pavinterp.arguments import require_yes_or_no
 from pavinterp.errors import UserError
 from pavinterp.experiment import Experiment, definitions
+from pavinterp.experiments.all_rules import all_rules
 from pavinterp.experiments.association_terms import SumsOfSquares, Variant, variants
 from pavinterp.experiments.cross_fitting import Judged, cross_fit, halves
 from pavinterp.manifest import describe_experiment
 from pavinterp.models import ModelHandle
 from pavinterp.reading import Progress, certified_records, check_arguments, reading
 from pavinterp.tables import DRAWS, FEWEST_CLUSTERS, LEVEL, clusters_of, interval_words
-from pavinterp.theory.rules import RULES
 
 SEQUENCES = 32
 TESTS = 32
@@ -200,19 +200,19 @@ def explain(
 
 
 def choose_rules(rules: Collection[str] | None) -> list[str]:
-    """The rules by name, in the order of RULES; None is all.
+    """The rules by name, in the order of `all_rules`; None is all.
 
     Raises:
         UserError: a name that is none, or no names.
     """
     if rules is None:
-        return list(RULES)
+        return list(all_rules())
     if isinstance(rules, str) or not isinstance(rules, Collection):
         raise UserError(f"rules must be a list of names or None (all), got {rules!r:.40}")
-    wrong = [name for name in rules if name not in RULES]
+    wrong = [name for name in rules if name not in all_rules()]
     if wrong or not rules:
-        raise UserError(f"rules {wrong or list(rules)}: choose among {', '.join(RULES)}")
-    return [name for name in RULES if name in rules]
+        raise UserError(f"rules {wrong or list(rules)}: choose among {', '.join(all_rules())}")
+    return [name for name in all_rules() if name in rules]
 
 
 def tables(records: pd.DataFrame, of: list[Variant], seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -1,4 +1,4 @@
-"""Paradigms that come with pavinterp, one .toml file each, and reading the user's own.
+"""Paradigms that come with pavinterp, one .toml file each; those that other packages add; reading the user's own.
 
 The notation is explained in `pavinterp/theory/schedules.py`.
 """
@@ -8,8 +8,11 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
+from pavinterp import plugins
 from pavinterp.errors import UserError
 from pavinterp.theory.schedules import Paradigm, parse
 
@@ -22,13 +25,33 @@ def builtin() -> dict[str, Paradigm]:
     return {name: found[name] for name in (*ORDER, *sorted(set(found) - set(ORDER)))}
 
 
+@cache
+def available() -> dict[str, Paradigm]:
+    """Every paradigm by name: `builtin`, then those of the entry-point group `pavinterp.paradigms`."""
+    return builtin() | plugins.load("paradigms", _accepted, builtin())
+
+
+def _accepted(name: str, value: Any, package: str) -> Paradigm:
+    """The paradigm that an entry point names: a .toml file, a Paradigm, or a function that returns one of them."""
+    value = value() if callable(value) else value
+    if isinstance(value, str):
+        value = Path(value)
+    if isinstance(value, Traversable):  # a Path is one
+        value = _parsed(value.read_text("utf-8"), value.name)
+    if not isinstance(value, Paradigm):
+        raise UserError("name a .toml file, or a function that returns a Paradigm")
+    if value.name != name:
+        raise UserError(f"its name is {value.name!r:.40}, its entry point's {name!r}: make them alike")
+    return value
+
+
 def load(spec: str | Path) -> Paradigm:
     """A paradigm by its name, or from a .toml file. UserError where there is none, or the file holds none."""
-    if isinstance(spec, str) and spec in builtin():
-        return builtin()[spec]
+    if isinstance(spec, str) and spec in available():
+        return available()[spec]
     path = Path(spec)
     if path.suffix != ".toml":
-        raise UserError(f"no paradigm {str(spec)!r:.60}: name one of {', '.join(builtin())}, or a .toml file")
+        raise UserError(f"no paradigm {str(spec)!r:.60}: name one of {', '.join(available())}, or a .toml file")
     try:
         return _parsed(path.read_text("utf-8"), str(path))
     except OSError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from pavinterp.measures import added_measures
 from pavinterp.plots.words import MISSING, as_float, count, fixed, head_name, horizon, interval, number
 
 
@@ -74,8 +75,9 @@ class Row:
 
 
 def columns_of(heads: pd.DataFrame) -> list[Column]:
-    """The columns that this run has."""
-    return [column for column in COLUMNS if column.name in heads.columns]
+    """The columns that this run has; last those of other packages' measures."""
+    added = [Column(one.name, one.name.replace("_", " ")) for measure in added_measures() for one in measure.columns]
+    return [column for column in (*COLUMNS, *added) if column.name in heads.columns]
 
 
 def rows(heads: pd.DataFrame, context: int) -> list[Row]:

@@ -33,6 +33,7 @@ from pavinterp.options import (
     Tokenizer,
     Trust,
     parse_layers,
+    parse_names,
 )
 from pavinterp.plan_command import plan
 
@@ -109,6 +110,33 @@ def heads(
         terminal.print_json({"run": run.absolute(), "model": store.read_manifest(run)["model"], "heads": table})
     else:
         terminal.print_heads(table, also=sort)
+
+
+@app.command()
+def figures(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that report or measure wrote.")],
+    form: Annotated[str, typer.Option("--format", metavar="pdf|svg|png|eps", help="Of the files.")] = "pdf",
+    width: Annotated[
+        str, typer.Option(metavar="LENGTH", help="Of the figures: 3.25in, 8.3cm or 234pt, as your column is.")
+    ] = "3.25in",
+    only: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Names of pictures, commas between; all if not given.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write; if not given, RUN-figures.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files of the same names.")] = False,
+) -> None:
+    """Write the pictures of a run for a paper: at the width of a column, fonts embedded."""
+    from pavinterp.figures import inches, write_figures
+    from pavinterp.run import Run
+
+    length, run = inches(width), Path(os.path.expanduser(run))
+    folder = run.absolute().with_name(f"{run.absolute().name}-figures") if out is None else out.expanduser()
+    for path in write_figures(
+        Run.load(run), folder, only=parse_names(only), format=form, width=length, overwrite=overwrite
+    ):
+        print(path)
 
 
 for experiment in COMMANDS:

@@ -73,6 +73,31 @@ OF_EXPERIMENTS: dict[str, tuple[str, Callable[[pd.DataFrame], Picture], str]] = 
 }
 
 
+def pictures_of(heads: pd.DataFrame, experiments: Mapping[str, Experiment]) -> list[Picture]:
+    """Every picture of the index page, in its order."""
+    titled = (*_of_experiments(experiments), *_of_conditioning(experiments))
+    return [*_of_heads(heads), *(picture for _, picture, _ in titled)]
+
+
+def _of_heads(heads: pd.DataFrame) -> list[Picture]:
+    loads = [across_heads.load_map(heads), across_heads.load_ranking(heads), across_heads.load_by_depth(heads)]
+    return loads + [number_map(heads, column) for column in MAPS if column in heads.columns]
+
+
+def _of_experiments(experiments: Mapping[str, Experiment]) -> list[tuple[str, Picture, str]]:
+    frames = frames_of(experiments)
+    return [
+        (title, draw(frames[name]), caption)
+        for name, (title, draw, caption) in OF_EXPERIMENTS.items()
+        if name in frames
+    ]
+
+
+def _of_conditioning(experiments: Mapping[str, Experiment]) -> list[tuple[str, Picture, str]]:
+    found = experiments.get("condition")
+    return [] if found is None else conditioning_section.pictures(found.frames)
+
+
 def write_index(
     folder: Path,
     heads: pd.DataFrame,
@@ -95,17 +120,9 @@ def write_index(
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     drawn = {}
-    maps = [number_map(heads, column) for column in MAPS if column in heads.columns]
-    frames = frames_of(experiments)
-    found = [
-        (title, draw(frames[name]), caption)
-        for name, (title, draw, caption) in OF_EXPERIMENTS.items()
-        if name in frames
-    ]
     pavlov = experiments.get("condition")
-    own = [] if pavlov is None else conditioning_section.pictures(pavlov.frames)
-    pictures = (across_heads.load_map(heads), across_heads.load_ranking(heads), across_heads.load_by_depth(heads))
-    for picture in (*pictures, *maps, *(picture for _, picture, _ in (*found, *own))):
+    found, own = _of_experiments(experiments), _of_conditioning(experiments)
+    for picture in (*_of_heads(heads), *(picture for _, picture, _ in (*found, *own))):
         (figures / f"{picture.name}.svg").write_text(svg(picture, WIDE, alone=True), encoding="utf-8")
         drawn[picture.name] = {
             "wide": Markup(svg(picture, WIDE, address)),

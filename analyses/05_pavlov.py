@@ -23,7 +23,7 @@
 # Theories get one rate and one scale, fitted to acquisition and to nothing else; all their other predictions are bets.
 #
 # `MODEL` names another model than the embedded one, by hub id, folder or `.gguf` file; `DRAWS` how many random draws of
-# stimuli. A minute or two on two cores for the embedded model. What three models gave is written down below.
+# stimuli. A minute or two on two cores for the embedded model.
 
 # %%
 import os

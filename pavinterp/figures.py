@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pavinterp.arguments import require_one_of
 from pavinterp.errors import UserError
@@ -13,10 +13,18 @@ from pavinterp.output import check_file
 from pavinterp.plots.marks import Cells, Picture
 from pavinterp.run import Run
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 FORMATS = ("pdf", "svg", "png", "eps")
 COLUMN = 3.25  # inches: a column of most two-column styles
 NARROWEST, WIDEST = 2.0, 12.0
 POINTS = 7.5  # of the text: near that of captions
+STYLE: dict[Any, Any] = {
+    **{"font.size": POINTS, "legend.fontsize": POINTS - 1, "axes.linewidth": 0.6},
+    **{"xtick.labelsize": POINTS - 0.5, "ytick.labelsize": POINTS - 0.5},
+    **{"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "pavinterp"},
+}
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 
 
@@ -83,22 +91,23 @@ def inches(text: str) -> float:
 
 def _save(picture: Picture, path: Path, width: float) -> None:
     import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same run gives the same file
+        figure_of(picture, width).savefig(path, dpi=600, metadata=dated.get(path.suffix[1:]))
+
+
+def figure_of(picture: Picture, width: float) -> Figure:
+    """The picture as a figure that belongs to no window; to be drawn in the STYLE that this was called in."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from pavinterp.plots import on_axes
 
-    style: dict[Any, Any] = {
-        **{"font.size": POINTS, "legend.fontsize": POINTS - 1, "axes.linewidth": 0.6},
-        **{"xtick.labelsize": POINTS - 0.5, "ytick.labelsize": POINTS - 0.5},
-        **{"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "pavinterp"},
-    }
-    with mpl.rc_context(style):
-        figure = Figure(figsize=(width, _height(picture, width)), layout="constrained")
-        FigureCanvasAgg(figure)
-        on_axes.draw(picture, figure.add_subplot())
-        dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same run gives the same file
-        figure.savefig(path, dpi=600, metadata=dated.get(path.suffix[1:]))
+    figure = Figure(figsize=(width, _height(picture, width)), layout="constrained")
+    FigureCanvasAgg(figure)
+    on_axes.draw(picture, figure.add_subplot())
+    return figure
 
 
 def _height(picture: Picture, width: float) -> float:
@@ -106,5 +115,5 @@ def _height(picture: Picture, width: float) -> float:
     rows = len(picture.y.names)
     if any(isinstance(mark, Cells) for mark in picture.marks):
         cell = min(0.16, (width - 1.0) / max(1, len(picture.x.names)) * 1.2)
-        return min(max(1.6, 0.9 + cell * rows), 9.0)
+        return min(max(1.8, 1.15 + cell * rows), 9.0)
     return 0.75 + 0.19 * rows if picture.y.scale == "names" else 0.6 * width + 0.25

@@ -100,7 +100,7 @@ def number_map(heads: pd.DataFrame, column: str) -> Picture:
         regime=("",) * len(heads),
         heads=names(heads),
         titles=tuple(f"{head}: {one} {unit}" for head, one in zip(names(heads), shown, strict=True)),
-        label="/ median",
+        label=f"{title} / median",
     )
     return Picture(
         name,

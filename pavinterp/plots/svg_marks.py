@@ -11,6 +11,7 @@ from itertools import pairwise
 from pavinterp.plots.look import OUTLINES
 from pavinterp.plots.marks import Axis, Bars, Cells, Line, Mark, Points, Rule
 from pavinterp.plots.svg_sheet import LINE, Sheet, key_entries, key_label, key_places
+from pavinterp.plots.svg_text import text_width
 from pavinterp.plots.ticks import ticks
 
 Link = Callable[[str], str]
@@ -138,9 +139,9 @@ def _key(sheet: Sheet, mark: Cells) -> None:
     """Colour bar with its ticks, and the regimes with their outlines and numbers of heads."""
     low, high = mark.limits()
     top = sheet.bottom + (45 if sheet.picture.x.label else 29)
-    long = min(220.0, sheet.width - 120)
     sheet.text(0, top + 9, mark.label)
-    left, steps = 76.0, 44
+    left, steps = max(76.0, text_width(mark.label) + 10), 44
+    long = min(220.0, sheet.width - left - 44)
     for i in range(steps):
         box = _box(left + long * i / steps, top, long / steps + 0.4, 11)
         sheet.parts.append(f'<rect {box} fill="{_colour(round(255 * (i + 0.5) / steps))}"/>')

@@ -97,7 +97,9 @@ def _scale(ax: Axes, axis: Axis, which: str) -> None:
         few = high < 10 * low  # less than a decade has not ticks enough of its own
         matplotlib_axis.set_minor_formatter(_some_minor if few else NullFormatter())
     if axis.scale == "names":
-        text = FontProperties(size=mpl.rcParams[f"{which}tick.labelsize"]).get_size_in_points()
+        text = FontProperties(
+            size=mpl.rcParams["xtick.labelsize" if which == "x" else "ytick.labelsize"]
+        ).get_size_in_points()
         one = text * (0.6 * max(map(len, axis.names), default=1) + 0.7 if which == "x" else 1.1)
         step = max(1, math.ceil(one * len(axis.names) / _points(ax)[which == "y"]))
         places = range(0, len(axis.names), step)
@@ -109,7 +111,7 @@ def _scale(ax: Axes, axis: Axis, which: str) -> None:
     ax.set(**{f"{which}lim": (low, high), f"{which}label": _mathtext(axis.label)})
 
 
-def _some_minor(value: float, _: int | None = None) -> str:
+def _some_minor(value: float, _: float | None = None) -> str:
     return f"{value:g}" if f"{value:e}"[0] in "235" else ""
 
 

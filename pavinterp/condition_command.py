@@ -37,7 +37,10 @@ def condition(
     model: Model,
     paradigms: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Names of built-in ones and .toml files, commas between; all if not given."),
+        typer.Option(
+            metavar="LIST",
+            help="Names of built-in ones (a wrong name lists them) and .toml files, commas between; all if not given.",
+        ),
     ] = None,
     draws: Annotated[int, typer.Option(min=2, metavar="N", help="Random draws of stimuli, of each paradigm.")] = 200,
     layouts: Annotated[
@@ -59,7 +62,8 @@ def condition(
         float | None,
         typer.Option(
             metavar="NATS",
-            help="Effects within it count as none; if not given 0.2, or 5 % of the acquisition effect if that is more.",
+            help="Effects within it count as none; if not given 0.2, or 5 % of the effect of acquisition over all layouts "
+            "if that is more.",
         ),
     ] = None,
     heads: Annotated[
@@ -74,7 +78,12 @@ def condition(
     overwrite: ReplaceFile = False,
     batch: Batch = "auto",
     fast: Annotated[
-        bool, typer.Option("--fast", help="A first look: 40 draws of seven paradigms; what is given counts.")
+        bool,
+        typer.Option(
+            "--fast",
+            help="A first look: 40 draws of acquisition, extinction, latent inhibition, overshadowing, blocking, second "
+            "order and generalisation; --draws and --paradigms count where they are given.",
+        ),
     ] = False,
     resume: Resume = True,
     bos: Bos = "auto",
@@ -90,8 +99,8 @@ def condition(
     """Run Pavlov's experiments on a model, in context.
 
     Paradigms of classical conditioning as prompts of trials, each with its control group, in several layouts, over many
-    random draws of stimuli; what theories of conditioning predict of them, fitted to acquisition only, and whether that
-    is what the model does. Minutes for a small model, an hour or so on a CPU for one like SmolLM2.
+    random draws of stimuli; what theories of conditioning predict of them, fitted to acquisition only (without it they
+    keep rates of their own), and whether that is what the model does. Minutes for a small model, an hour or so on a CPU for one like SmolLM2.
     """
     from pavinterp import terminal
     from pavinterp.output import check_file, write_file

@@ -62,8 +62,8 @@ def condition(
         float | None,
         typer.Option(
             metavar="NATS",
-            help="Effects within it count as none; if not given 0.2, or 5 % of the effect of acquisition over all layouts "
-            "if that is more.",
+            help="Effects within it count as none; if not given 0.2, or 5 % of the effect of acquisition over all "
+            "layouts if that is more.",
         ),
     ] = None,
     heads: Annotated[
@@ -81,8 +81,8 @@ def condition(
         bool,
         typer.Option(
             "--fast",
-            help="A first look: 40 draws of acquisition, extinction, latent inhibition, overshadowing, blocking, second "
-            "order and generalisation; --draws and --paradigms count where they are given.",
+            help="A first look: 40 draws of acquisition, extinction, latent inhibition, overshadowing, blocking, "
+            "second order and generalisation; --draws and --paradigms count where they are given.",
         ),
     ] = False,
     resume: Resume = True,
@@ -99,8 +99,9 @@ def condition(
     """Run Pavlov's experiments on a model, in context.
 
     Paradigms of classical conditioning as prompts of trials, each with its control group, in several layouts, over many
-    random draws of stimuli; what theories of conditioning predict of them, fitted to acquisition only (without it they
-    keep rates of their own), and whether that is what the model does. Minutes for a small model, an hour or so on a CPU for one like SmolLM2.
+    random draws of stimuli; what theories of conditioning predict of them, fitted to acquisition only (without it
+    they keep rates of their own), and whether that is what the model does. Minutes for a small model, half an hour to
+    an hour on a CPU for one like SmolLM2 with --fast.
     """
     from pavinterp import terminal
     from pavinterp.output import check_file, write_file
